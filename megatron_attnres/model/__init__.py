@@ -1,0 +1,1 @@
+"""Transformer layers, a pipeline stage's stack of them, and the GPT model."""

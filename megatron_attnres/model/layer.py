@@ -1,0 +1,82 @@
+"""One Transformer layer whose two sublayers read from depth."""
+
+from collections.abc import Callable
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from megatron_attnres.depth_attention.module import DepthAttention, ResidualRead
+from megatron_attnres.depth_attention.state import DepthState
+from megatron_attnres.model.attention import SelfAttention
+from megatron_attnres.model.configuration import AttnResConfig
+from megatron_attnres.model.mlp import SwiGLU
+from megatron_attnres.model.norm import RMSNorm
+
+Rotary = tuple[Tensor, Tensor]
+
+
+def depth_reader(config: TransformerConfig, attn_res: AttnResConfig) -> nn.Module:
+    """What reads the depth state on behalf of one sublayer or of the output head."""
+    if attn_res.mode == "baseline":
+        return ResidualRead()
+    return DepthAttention(
+        config.hidden_size, config.layernorm_epsilon, attn_res.recency_bias, config.params_dtype
+    )
+
+
+class TransformerLayer(nn.Module):
+    """Self-attention and MLP, each: read from depth, norm, compute, add to the block's sum.
+
+    Args:
+        config: Megatron-Core's configuration.
+        attn_res: residual connections.
+        groups: process groups; tp is used.
+        ends_block: for self-attention and MLP, whether a block is complete after it. A block may
+            end between the two.
+        recompute_core_attention: see ``SelfAttention``.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        attn_res: AttnResConfig,
+        groups: ProcessGroupCollection,
+        ends_block: tuple[bool, bool],
+        recompute_core_attention: bool,
+    ) -> None:
+        super().__init__()
+        self.cumulative = attn_res.sources == "cumulative"
+        self.attention_ends_block, self.mlp_ends_block = ends_block
+        self.attention_reader = depth_reader(config, attn_res)
+        self.attention_norm = _norm(config)
+        self.attention = SelfAttention(config, groups, recompute_core_attention)
+        self.mlp_reader = depth_reader(config, attn_res)
+        self.mlp_norm = _norm(config)
+        self.mlp = SwiGLU(config, groups)
+
+    def forward(self, state: DepthState, rotary: Rotary) -> DepthState:
+        """The depth state after both sublayers."""
+
+        def attend(hidden: Tensor) -> Tensor:
+            return self.attention(self.attention_norm(hidden), rotary)
+
+        def transform(hidden: Tensor) -> Tensor:
+            return self.mlp(self.mlp_norm(hidden))
+
+        state = self._sublayer(state, self.attention_reader, attend, self.attention_ends_block)
+        return self._sublayer(state, self.mlp_reader, transform, self.mlp_ends_block)
+
+    def _sublayer(
+        self,
+        state: DepthState,
+        reader: nn.Module,
+        compute: Callable[[Tensor], Tensor],
+        ends_block: bool,
+    ) -> DepthState:
+        output = compute(reader(state))
+        return state.add(output, ends_block=ends_block, cumulative=self.cumulative)
+
+
+def _norm(config: TransformerConfig) -> RMSNorm:
+    return RMSNorm(config.hidden_size, config.layernorm_epsilon, config.params_dtype)

@@ -1,0 +1,1 @@
+"""AdamW over the ranks: ZeRO, parameter groups, gradient norm, learning-rate schedules."""

@@ -1,0 +1,1 @@
+"""Process groups, CPU compatibility, and what ranks must agree on."""

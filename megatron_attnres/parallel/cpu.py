@@ -1,0 +1,53 @@
+"""Everything that is specific to a host without an accelerator.
+
+Megatron-Core 0.16 and 0.19 name CUDA literally in a few places that run on any device. On a CPU
+host these are redirected here; on a CUDA host nothing in this file takes effect.
+"""
+
+from typing import Any
+
+import torch
+
+
+def device() -> torch.device:
+    """Where parameters and activations live: this rank's CUDA device, else the CPU."""
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
+
+
+def redirect_cuda_calls() -> None:
+    """Point Megatron-Core's literal CUDA calls at the CPU. Does nothing where CUDA exists.
+
+    - ``torch.cuda.current_device()`` as a tensor's device (tensor-parallel layers, schedules);
+    - ``torch.cuda.synchronize()`` after batched p2p;
+    - ``torch.zeros(..., device="cuda")`` for the token counters of the schedules.
+    """
+    if torch.cuda.is_available():
+        return
+    from megatron.core.pipeline_parallel import schedules
+
+    torch.cuda.current_device = _cpu_device
+    torch.cuda.synchronize = _nothing_to_wait_for
+    schedules.torch = _TorchWithoutCuda()
+
+
+def _cpu_device() -> torch.device:
+    return torch.device("cpu")
+
+
+def _nothing_to_wait_for(device: Any = None) -> None:
+    """CPU tensors are complete when the call that made them returns."""
+
+
+class _TorchWithoutCuda:
+    """The torch module as the schedules see it, with ``zeros`` on the CPU."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def zeros(*size: Any, device: Any = None, **keywords: Any) -> torch.Tensor:
+        return torch.zeros(*size, device="cpu" if device == "cuda" else device, **keywords)

@@ -1,0 +1,63 @@
+"""Which message is the next one on each lane: pure functions of the plan and the schedule table.
+
+No index travels on the wire. Both ends of a hop derive the same order from Megatron-Core's
+schedule table, which lists (micro-batch, virtual stage) in the order of every rank's forwards;
+backwards follow the same table with the virtual stages reversed. A rank receives in the order in
+which its neighbour sends.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from megatron_attnres.pipeline.plan import PipelinePlan
+
+Direction = Literal["forward", "backward"]
+ScheduleTable = Sequence[tuple[int, int]]
+
+
+class Message(NamedTuple):
+    """One transfer between neighbouring ranks.
+
+    Attributes:
+        direction: activations forward, gradients backward.
+        hop: crosses between chunk ``hop`` and chunk ``hop + 1``.
+        microbatch: index within the step.
+    """
+
+    direction: Direction
+    hop: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        start, end = self.hop, self.hop + 1
+        if self.direction == "backward":
+            start, end = end, start
+        return f"{self.direction} hop {start}-{end} of micro-batch {self.microbatch}"
+
+
+def forward_sends(plan: PipelinePlan, rank: int, table: ScheduleTable) -> list[Message]:
+    """What a pipeline rank sends downstream in one step, in order."""
+    last_hop = len(plan.hops)
+    chunks = [(microbatch, _chunk(plan, rank, stage)) for microbatch, stage in table]
+    return [Message("forward", chunk, m) for m, chunk in chunks if chunk < last_hop]
+
+
+def forward_receives(plan: PipelinePlan, rank: int, table: ScheduleTable) -> list[Message]:
+    """What a pipeline rank receives from upstream in one step, in order."""
+    return forward_sends(plan, (rank - 1) % plan.pipeline_size, table)
+
+
+def backward_sends(plan: PipelinePlan, rank: int, table: ScheduleTable) -> list[Message]:
+    """What a pipeline rank sends upstream in one step, in order."""
+    last_stage = plan.virtual_size - 1
+    chunks = [(microbatch, _chunk(plan, rank, last_stage - stage)) for microbatch, stage in table]
+    return [Message("backward", chunk - 1, m) for m, chunk in chunks if chunk > 0]
+
+
+def backward_receives(plan: PipelinePlan, rank: int, table: ScheduleTable) -> list[Message]:
+    """What a pipeline rank receives from downstream in one step, in order."""
+    return backward_sends(plan, (rank + 1) % plan.pipeline_size, table)
+
+
+def _chunk(plan: PipelinePlan, rank: int, virtual_stage: int) -> int:
+    return virtual_stage * plan.pipeline_size + rank

@@ -1,0 +1,85 @@
+"""One step over Megatron-Core's own schedules: forward and backward of all micro-batches."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from megatron_attnres.pipeline.chunk import PipelineChunk
+from megatron_attnres.pipeline.communicator import AttnResP2PCommunicator, Traffic
+
+ForwardStep = Callable[[Iterator[Any], PipelineChunk], tuple[Any, Callable[..., Any]]]
+
+
+@dataclass(frozen=True)
+class PipelineStep:
+    """Runs the schedule that fits the layout.
+
+    Attributes:
+        chunks: this rank's chunks, by virtual stage.
+        communicator: None where the pipeline has a single stage.
+        groups: process groups.
+        seq_length: s; the communicator's sizes come from the plan, Megatron-Core still asks.
+        micro_batch_size: b.
+    """
+
+    chunks: Sequence[PipelineChunk]
+    communicator: AttnResP2PCommunicator | None
+    groups: ProcessGroupCollection
+    seq_length: int
+    micro_batch_size: int
+
+    def run(
+        self,
+        forward_step: ForwardStep,
+        data_iterators: Sequence[Iterator[Any]],
+        num_microbatches: int,
+        forward_only: bool = False,
+    ) -> tuple[list[dict[str, Any]], Traffic]:
+        """Forward (and backward) of every micro-batch.
+
+        Args:
+            forward_step: Megatron-Core's: takes a chunk's data iterator and the chunk, returns
+                its output and the function that makes a loss of it.
+            data_iterators: one per chunk.
+            num_microbatches: M.
+            forward_only: skip the backward, for validation.
+
+        Returns:
+            What the loss function reduced of every micro-batch (on the last stage, elsewhere
+            nothing), and the bytes that this rank sent.
+
+        Raises:
+            PipelineTransferError: a neighbour was lost.
+        """
+        schedule = schedules.get_forward_backward_func(
+            pp_size=self.groups.pp.size(), vp_size=self._virtual_size
+        )
+        if self.communicator is not None:
+            self.communicator.begin_step(self._table(num_microbatches), forward_only)
+        losses = schedule(
+            forward_step_func=forward_step,
+            data_iterator=list(data_iterators),
+            model=list(self.chunks),
+            num_microbatches=num_microbatches,
+            seq_length=self.seq_length,
+            micro_batch_size=self.micro_batch_size,
+            forward_only=forward_only,
+            p2p_communicator=self.communicator,
+            pg_collection=self.groups,
+        )
+        traffic = self.communicator.end_step() if self.communicator is not None else Traffic()
+        return losses, traffic
+
+    @property
+    def _virtual_size(self) -> int | None:
+        return len(self.chunks) if len(self.chunks) > 1 else None
+
+    def _table(self, num_microbatches: int) -> list[tuple[int, int]]:
+        return schedules.get_schedule_table(
+            num_microbatches,
+            len(self.chunks),
+            self.chunks[0].config.microbatch_group_size_per_vp_stage or num_microbatches,
+        )

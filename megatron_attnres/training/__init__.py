@@ -1,0 +1,1 @@
+"""Configuration, the training loop, metrics and checkpoints."""

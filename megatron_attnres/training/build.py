@@ -1,0 +1,85 @@
+"""From configurations to a model on this rank and the step that runs it."""
+
+from collections.abc import Sequence
+
+import torch
+from megatron.core import parallel_state
+from torch import distributed
+
+from megatron_attnres.depth_attention.state import DepthState
+from megatron_attnres.model.configuration import ModelConfig
+from megatron_attnres.model.gpt import GPTChunk
+from megatron_attnres.model.megatron_config import megatron_config
+from megatron_attnres.model.stack import Recompute
+from megatron_attnres.parallel.cpu import device
+from megatron_attnres.parallel.groups import ParallelGroups
+from megatron_attnres.parallel.layout import ParallelLayout
+from megatron_attnres.pipeline.chunk import PipelineChunk
+from megatron_attnres.pipeline.communicator import AttnResP2PCommunicator
+from megatron_attnres.pipeline.lanes import create_lanes
+from megatron_attnres.pipeline.plan import PipelinePlan, even_plan
+from megatron_attnres.pipeline.step import PipelineStep
+
+
+def make_plan(model: ModelConfig, layout: ParallelLayout) -> PipelinePlan:
+    """The pipeline plan of a model on a layout."""
+    block_size = None if model.attn_res.mode == "baseline" else model.attn_res.block_size
+    return even_plan(model.num_layers, layout.pipeline, layout.virtual_pipeline, block_size)
+
+
+def build_step(
+    model: ModelConfig,
+    groups: ParallelGroups,
+    micro_batch_size: int,
+    dtype: torch.dtype,
+    seed: int,
+    recompute: Recompute = "none",
+    overlap_p2p_communication: bool = True,
+) -> PipelineStep:
+    """Build this rank's chunks and the step over them. Collective over all ranks.
+
+    Args:
+        model: sizes and residual connections.
+        groups: process groups of the layout.
+        micro_batch_size: b.
+        dtype: of parameters, activations and transfers.
+        seed: of the initial weights.
+        recompute: activation recomputation.
+        overlap_p2p_communication: see ``megatron_config``.
+    """
+    layout = groups.layout
+    plan = make_plan(model, layout)
+    config = megatron_config(model, layout, dtype, overlap_p2p_communication)
+    chunks = [
+        PipelineChunk(
+            GPTChunk(
+                model, config, groups.collection, plan, chunk.index, seed, recompute, device()
+            ),
+            DepthState,
+            config,
+            plan,
+            chunk,
+        )
+        for chunk in plan.chunks_of_rank(groups.pipeline_rank)
+    ]
+    lanes = create_lanes(_pipeline_groups(layout), distributed.get_rank(), groups.timeout)
+    communicator = None
+    if lanes is not None:
+        shards = layout.tensor if layout.sequence_parallel else 1
+        communicator = AttnResP2PCommunicator(
+            groups.collection.pp,
+            config,
+            plan,
+            lanes,
+            (model.seq_length // shards, micro_batch_size, model.hidden_size),
+            device(),
+        )
+    return PipelineStep(chunks, communicator, groups.collection, model.seq_length, micro_batch_size)
+
+
+def _pipeline_groups(layout: ParallelLayout) -> Sequence[Sequence[int]]:
+    """Global ranks of every pipeline group, in Megatron-Core's rank order."""
+    order = parallel_state.RankGenerator(
+        tp=layout.tensor, ep=1, dp=layout.data, pp=layout.pipeline, cp=1, order="tp-cp-ep-dp-pp"
+    )
+    return order.get_ranks("pp")

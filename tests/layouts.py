@@ -1,0 +1,153 @@
+"""Small models on any layout, for tests that compare layouts with one process."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from megatron_attnres.model.configuration import AttnResConfig, ModelConfig
+from megatron_attnres.parallel.gradients import finish_gradients
+from megatron_attnres.parallel.groups import ParallelGroups, destroy_groups, initialize_groups
+from megatron_attnres.parallel.layout import ParallelLayout
+from megatron_attnres.parallel.parameters import sharding_of
+from megatron_attnres.pipeline.step import PipelineStep
+from megatron_attnres.training.build import build_step
+from megatron_attnres.training.forward_step import forward_step
+from tests.distributed import GROUP_TIMEOUT
+
+SEED = 1234
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on a layout with a batch; the batch is the same for every layout of equal size."""
+
+    model: ModelConfig
+    layout: ParallelLayout
+    num_microbatches: int = 4
+    micro_batch_size: int = 2
+    recompute: str = "none"
+    overlap: bool = True
+
+    def on_one_process(self) -> "Case":
+        """The same global batch on one rank, as more micro-batches."""
+        return replace(
+            self,
+            layout=ParallelLayout(),
+            num_microbatches=self.num_microbatches * self.layout.data,
+            recompute="none",
+        )
+
+
+def small_model(
+    num_layers: int = 4,
+    mode: str = "block",
+    block_size: int = 4,
+    sources: str = "delta",
+    recency_bias: float | None = None,
+    tied: bool = True,
+    seq_length: int = 8,
+) -> ModelConfig:
+    """A model of a few thousand parameters with every feature of the big ones."""
+    return ModelConfig(
+        num_layers=num_layers,
+        hidden_size=16,
+        ffn_hidden_size=24,
+        num_attention_heads=4,
+        num_query_groups=2,
+        kv_channels=8,
+        vocab_size=64,
+        seq_length=seq_length,
+        # Larger than in training, so that every parameter's gradient is far from rounding noise.
+        init_method_std=0.3,
+        tied_embeddings=tied,
+        attn_res=AttnResConfig(mode, 1 if mode == "full" else block_size, sources, recency_bias),
+    )
+
+
+def build(case: Case, dtype: torch.dtype) -> tuple[ParallelGroups, PipelineStep]:
+    """Groups and step of a case, depth queries set off zero so that the weights differ."""
+    groups = initialize_groups(case.layout, GROUP_TIMEOUT)
+    step = build_step(
+        case.model,
+        groups,
+        case.micro_batch_size,
+        dtype,
+        SEED,
+        recompute=case.recompute,
+        overlap_p2p_communication=case.overlap,
+    )
+    for chunk in step.chunks:
+        for name, parameter in chunk.module.named_parameters():
+            if parameter.ndim == 1:
+                generator = torch.Generator().manual_seed(sum(map(ord, name)))
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.data += 0.3 * noise.to(parameter.dtype)
+    return groups, step
+
+
+def microbatches(case: Case, data_rank: int, seed: int = 0) -> list[dict[str, Tensor]]:
+    """One rank's micro-batches; sample i of the global batch is the same on every layout."""
+    generator = torch.Generator().manual_seed(seed)
+    data = case.layout.data
+    samples = case.num_microbatches * data * case.micro_batch_size
+    text = torch.randint(
+        0, case.model.vocab_size, (samples, case.model.seq_length + 1), generator=generator
+    )
+    batches = []
+    for index in range(case.num_microbatches):
+        first = (index * data + data_rank) * case.micro_batch_size
+        rows = text[first : first + case.micro_batch_size]
+        mask = torch.ones(rows.shape[0], case.model.seq_length)
+        batches.append({"tokens": rows[:, :-1], "labels": rows[:, 1:], "loss_mask": mask})
+    return batches
+
+
+def run_step(case: Case, groups: ParallelGroups, step: PipelineStep, seed: int = 0) -> Any:
+    """Forward and backward of one batch, gradients averaged over data-parallel ranks."""
+    batches = microbatches(case, groups.data_rank, seed)
+    losses, traffic = step.run(
+        forward_step, [iter(batches) for _ in step.chunks], case.num_microbatches
+    )
+    finish_gradients(step.chunks, groups.collection, lambda parameter: parameter.grad)
+    for chunk in step.chunks:
+        for parameter in chunk.parameters():
+            distributed.all_reduce(parameter.grad, group=groups.collection.dp)
+            parameter.grad /= case.layout.data
+    return losses, traffic
+
+
+def full_gradients(groups: ParallelGroups, step: PipelineStep) -> dict[str, Tensor]:
+    """Every parameter's whole gradient by global name, gathered to every rank of the job."""
+    own: dict[str, Tensor] = {}
+    for chunk in step.chunks:
+        for name, parameter in chunk.module.named_parameters():
+            own[chunk.module.global_name(name)] = _unsliced(parameter, groups)
+    everyone: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(everyone, own)
+    return {name: gradient for part in everyone for name, gradient in part.items()}
+
+
+def _unsliced(parameter: Tensor, groups: ParallelGroups) -> Tensor:
+    sharding = sharding_of(parameter)
+    if sharding is None or groups.layout.tensor == 1:
+        return parameter.grad
+    parts = [torch.empty_like(parameter.grad) for _ in range(groups.layout.tensor)]
+    distributed.all_gather(parts, parameter.grad, group=groups.collection.tp)
+    by_matrix = [part.chunk(sharding.stride, dim=sharding.dim) for part in parts]
+    matrices = [
+        torch.cat([part[index] for part in by_matrix], dim=sharding.dim)
+        for index in range(sharding.stride)
+    ]
+    return torch.cat(matrices, dim=sharding.dim)
+
+
+def gradients_of(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """Gradients of one step of a case, made and forgotten on the ranks of the current job."""
+    groups, step = build(case, dtype)
+    try:
+        run_step(case, groups, step)
+        return full_gradients(groups, step)
+    finally:
+        destroy_groups()
