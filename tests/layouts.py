@@ -11,6 +11,7 @@ from megatron_attnres.parallel.gradients import finish_gradients
 from megatron_attnres.parallel.groups import ParallelGroups, destroy_groups, initialize_groups
 from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.parallel.parameters import sharding_of
+from megatron_attnres.pipeline.schedule import ScheduleConfig
 from megatron_attnres.pipeline.step import PipelineStep
 from megatron_attnres.training.build import build_step
 from megatron_attnres.training.forward_step import forward_step
@@ -75,8 +76,7 @@ def build(case: Case, dtype: torch.dtype) -> tuple[ParallelGroups, PipelineStep]
         case.micro_batch_size,
         dtype,
         SEED,
-        recompute=case.recompute,
-        overlap_p2p_communication=case.overlap,
+        ScheduleConfig(case.layout.pipeline, case.overlap, case.recompute),
     )
     for chunk in step.chunks:
         for name, parameter in chunk.module.named_parameters():

@@ -138,33 +138,30 @@ def read_jsonl(file: InputFile, key: str, complain: Complain) -> Iterator[Passag
 
 def read_parquet(file: InputFile, key: str, complain: Complain) -> Iterator[Passage]:
     """Read a Parquet file, a few rows at a time; documents are in the column ``key``."""
-    from pyarrow.lib import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    with file.open() as stream:
-        try:
-            table = ParquetFile(stream)
-            columns = table.schema_arrow.names
-            if key not in columns:
-                raise UnreadableError(f"no column {key!r}; it has {', '.join(columns)}")
-            row = 0
-            for batch in table.iter_batches(_PARQUET_ROWS, columns=[key], use_threads=False):
-                for text in batch.column(0).to_pylist():
-                    row += 1
-                    yield from _document(text, f"row {row}", key, complain)
-        except ArrowException as error:
-            raise UnreadableError(str(error).splitlines()[0]) from None
+    with file.open() as stream, _unreadable_if_arrow_fails():
+        table = ParquetFile(stream)
+        _require_column(key, table.schema_arrow.names)
+        row = 0
+        for batch in table.iter_batches(_PARQUET_ROWS, columns=[key], use_threads=False):
+            for text in batch.column(0).to_pylist():
+                row += 1
+                yield from _document(text, f"row {row}", key, complain)
 
 
 def read_saved_dataset(folder: Path, key: str, complain: Complain) -> Iterator[Passage]:
     """Read a folder written by ``datasets.Dataset.save_to_disk``; it stays on disk."""
     from datasets import load_from_disk
 
-    dataset = load_from_disk(str(folder))
-    if key not in dataset.column_names:
-        raise UnreadableError(f"no column {key!r}; it has {', '.join(dataset.column_names)}")
-    for row, record in enumerate(dataset.select_columns([key]), start=1):
-        yield from _document(record[key], f"row {row}", key, complain)
+    with _unreadable_if_arrow_fails():
+        try:
+            dataset = load_from_disk(str(folder))
+        except (ValueError, KeyError, TypeError) as error:  # its JSON files are not what they were
+            raise UnreadableError(f"not a saved dataset ({error})") from None
+        _require_column(key, dataset.column_names)
+        for row, record in enumerate(dataset.select_columns([key]), start=1):
+            yield from _document(record[key], f"row {row}", key, complain)
 
 
 READERS: dict[str, Callable[[InputFile, str, Complain], Iterator[Passage]]] = {
@@ -176,6 +173,21 @@ READERS: dict[str, Callable[[InputFile, str, Complain], Iterator[Passage]]] = {
 """The reader of each kind of file."""
 
 ALLOWED_NAMES = ".txt, .py, .jsonl (each also .gz or .zst) and .parquet"
+
+
+@contextmanager
+def _unreadable_if_arrow_fails() -> Iterator[None]:
+    from pyarrow.lib import ArrowException
+
+    try:
+        yield
+    except ArrowException as error:
+        raise UnreadableError(str(error).splitlines()[0]) from None
+
+
+def _require_column(key: str, columns: list[str]) -> None:
+    if key not in columns:
+        raise UnreadableError(f"no column {key!r}; it has {', '.join(columns)}")
 
 
 def _decoded(file: InputFile) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Token ids from text and back, by SentencePiece, Hugging Face or no model at all.
 
-Thin adapters over the two libraries: Megatron-Core's own wrappers change white space (SentencePiece)
-or may ask a hub (Hugging Face), and importing them costs every worker process some seconds.
+Thin adapters over the two libraries: Megatron-Core's own wrappers would bring torch into every
+worker process, which costs seconds, and may ask a hub.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from megatron_attnres.data.configuration import TokenizerConfig
 from megatron_attnres.errors import InputError
 
-# SentencePiece writes a space as this character inside its pieces, so a text that holds the character
-# itself would come back with a space in its place.
+# SentencePiece writes a space as this character inside its pieces, so a text that holds the
+# character itself would come back with a space in its place.
 _SPACE_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 
 

@@ -13,7 +13,7 @@ from megatron_attnres.model.cross_entropy import vocab_parallel_cross_entropy
 from megatron_attnres.model.layer import depth_reader
 from megatron_attnres.model.norm import RMSNorm
 from megatron_attnres.model.rotary import rotary_tables
-from megatron_attnres.model.stack import LayerStack, Recompute
+from megatron_attnres.model.stack import LayerStack
 from megatron_attnres.parallel.parameters import (
     Initializer,
     Sharding,
@@ -25,6 +25,7 @@ from megatron_attnres.parallel.parameters import (
     scaled_normal_initializer,
 )
 from megatron_attnres.pipeline.plan import PipelinePlan
+from megatron_attnres.pipeline.schedule import Recompute
 
 EMBEDDING_NAME = "embedding.weight"
 RESIDUAL_PROJECTIONS = ("attention.linear_proj.weight", "mlp.linear_fc2.weight")

@@ -11,7 +11,8 @@ def megatron_config(
     model: ModelConfig,
     layout: ParallelLayout,
     dtype: torch.dtype,
-    overlap_p2p_communication: bool = True,
+    microbatch_group_size: int,
+    overlap_p2p: bool,
 ) -> TransformerConfig:
     """Translate our configurations into Megatron-Core's.
 
@@ -19,11 +20,12 @@ def megatron_config(
         model: sizes.
         layout: parallel sizes.
         dtype: data type of parameters, activations and pipeline transfers.
-        overlap_p2p_communication: let the interleaved schedule post receives ahead of compute.
+        microbatch_group_size: contiguous micro-batches of one virtual stage.
+        overlap_p2p: let the interleaved schedule post receives ahead of compute.
             Plain 1F1B has no such variant.
     """
     interleaved = layout.virtual_pipeline > 1
-    overlap = interleaved and overlap_p2p_communication
+    overlap = interleaved and overlap_p2p
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -37,6 +39,7 @@ def megatron_config(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline if interleaved else None,
+        microbatch_group_size_per_vp_stage=microbatch_group_size,
         sequence_parallel=layout.sequence_parallel,
         params_dtype=dtype,
         pipeline_dtype=dtype,

@@ -1,7 +1,6 @@
 """The layers of one chunk."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -12,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from megatron_attnres.depth_attention.state import DepthState
 from megatron_attnres.model.configuration import AttnResConfig
 from megatron_attnres.model.layer import Rotary, TransformerLayer
-
-Recompute = Literal["none", "selective", "full"]
+from megatron_attnres.pipeline.schedule import Recompute
 
 
 class LayerStack(nn.ModuleDict):

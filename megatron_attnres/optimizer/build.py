@@ -13,6 +13,8 @@ from megatron_attnres.optimizer.parameter_groups import parameter_groups, unique
 from megatron_attnres.optimizer.replicated import ReplicatedOptimizer
 from megatron_attnres.optimizer.training_optimizer import TrainingOptimizer
 
+_DATA_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
 
 def build_optimizer(
     chunks: Sequence[torch.nn.Module], config: OptimizerConfig, groups: ProcessGroupCollection
@@ -31,9 +33,11 @@ def build_optimizer(
 
     Raises:
         InputError: flags that do not go together or with this host.
+        ValueError: a parameter of another data type, or no parameters at all.
     """
     check_zero_flags(config)
     named = unique_named_parameters(chunks)
+    _check_data_types(named, config)
     decay_groups = parameter_groups(named, config.weight_decay)
     if config.precision == "bf16":
         accumulate_in_fp32(param for _, param in named)
@@ -61,3 +65,13 @@ def check_zero_flags(config: OptimizerConfig) -> None:
         raise InputError(f"--zero-cpu-offload with --zero-stage {config.zero_stage}: needs 1")
     if not torch.cuda.is_available():
         raise InputError("--zero-cpu-offload on a host without accelerator: leave the flag out")
+
+
+def _check_data_types(
+    named: Sequence[tuple[str, torch.nn.Parameter]], config: OptimizerConfig
+) -> None:
+    if not named:
+        raise ValueError("this rank's chunks have no trainable parameters")
+    for name, param in named:
+        if param.dtype != _DATA_TYPES[config.precision]:
+            raise ValueError(f"{name} is {param.dtype} in a model of precision {config.precision}")

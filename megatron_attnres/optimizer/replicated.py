@@ -1,6 +1,5 @@
 """Stage 0: every data-parallel rank holds the whole optimizer state. For comparison with ZeRO."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from megatron_attnres.optimizer.main_gradients import (
     main_gradient,
 )
 from megatron_attnres.optimizer.parameter_groups import ParameterGroup
-from megatron_attnres.optimizer.training_optimizer import StepReport
+from megatron_attnres.optimizer.training_optimizer import StepReport, step_report
 
 
 class ReplicatedOptimizer:
@@ -56,14 +55,13 @@ class ReplicatedOptimizer:
             groups=[self._groups.mp],
             device=self._device,
         )
-        factor = clip_factor(norm, self._config.clip_grad)
-        finite = math.isfinite(norm)
-        if finite:
-            if factor < 1.0:
-                torch._foreach_mul_(gradients, factor)
+        report = step_report(norm, self._config.clip_grad)
+        if not report.skipped:
+            if report.clipped:
+                torch._foreach_mul_(gradients, clip_factor(norm, self._config.clip_grad))
             self._update(gradients)
         clear_main_gradients(self._parameters)
-        return StepReport(grad_norm=norm, clipped=finite and factor < 1.0, skipped=not finite)
+        return report
 
     def state_dict(self) -> dict[str, Any]:
         """See TrainingOptimizer."""

@@ -1,8 +1,10 @@
 """What a training step needs of an optimizer, whether its state is sharded or not."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from megatron_attnres.optimizer.gradient_norm import clip_factor
 from megatron_attnres.optimizer.parameter_groups import ParameterGroup
 
 
@@ -21,6 +23,13 @@ class StepReport:
     skipped: bool
 
 
+def step_report(grad_norm: float, clip_grad: float) -> StepReport:
+    """The report of a step whose gradients have this norm, and so what the step is to do."""
+    skipped = not math.isfinite(grad_norm)
+    clipped = not skipped and clip_factor(grad_norm, clip_grad) < 1.0
+    return StepReport(grad_norm=grad_norm, clipped=clipped, skipped=skipped)
+
+
 class TrainingOptimizer(Protocol):
     """AdamW over one rank's parameters. Every method is called by all ranks together."""
 
@@ -34,7 +43,11 @@ class TrainingOptimizer(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state: plain containers and tensors, for a resume in the same layout."""
+        """This rank's state, for a resume in the same layout: plain containers and tensors.
+
+        `torch.load(..., weights_only=True)` reads it. The tensors are the live ones: save or
+        copy them before the next step.
+        """
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Stage 1: DeepSpeed's ZeRO shards optimizer state over data-parallel ranks."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from megatron_attnres.optimizer.main_gradients import (
     fill_missing_gradients,
 )
 from megatron_attnres.optimizer.parameter_groups import ParameterGroup
-from megatron_attnres.optimizer.training_optimizer import StepReport
+from megatron_attnres.optimizer.training_optimizer import StepReport, step_report
 
 
 class ZeroOptimizer:
@@ -45,7 +45,7 @@ class ZeroOptimizer:
         device = self._parameters[0].device
         state_device = torch.device("cpu") if config.zero_cpu_offload else device
         self._adamw = build_adamw(filled, config, state_device)
-        self._zero = _SchedulelessZero(self._adamw, parameter_names, config, groups, device)
+        self._zero = _PipelineZero(self._adamw, parameter_names, config, groups, device)
 
     @property
     def param_groups(self) -> list[ParameterGroup]:
@@ -90,7 +90,7 @@ class ZeroOptimizer:
         return self._zero.single_partition_of_fp32_groups
 
 
-class _SchedulelessZero(DeepSpeedZeroOptimizer):
+class _PipelineZero(DeepSpeedZeroOptimizer):
     """DeepSpeed's ZeRO-1 with gradients accumulated, and their norm taken, by us."""
 
     def __init__(
@@ -104,7 +104,9 @@ class _SchedulelessZero(DeepSpeedZeroOptimizer):
         self._groups = groups
         self._communication_device = device
         self._norm = 0.0
-        offload = DeepSpeedZeroOffloadOptimizerConfig(device="cpu", pin_memory=True)
+        offload = DeepSpeedZeroOffloadOptimizerConfig(
+            device="cpu", pin_memory=device.type == "cuda"
+        )
         super().__init__(
             adamw,
             parameter_names,
@@ -114,6 +116,8 @@ class _SchedulelessZero(DeepSpeedZeroOptimizer):
             partition_grads=False,
             overlap_comm=False,
             contiguous_gradients=False,
+            # Kernels want each parameter to start at a multiple of 16 bytes.
+            parameter_alignment=True,
             reduce_bucket_size=BUCKET_ELEMENTS,
             gradient_accumulation_dtype=torch.float32,
             communication_data_type=torch.float32,
@@ -122,7 +126,7 @@ class _SchedulelessZero(DeepSpeedZeroOptimizer):
             check_grad_overflow=True,
         )
 
-    def take_main_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def take_main_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Put float32 sums where DeepSpeed keeps its own; a plain `grad` is there already."""
         if not self.use_grad_accum_attribute:
             return
@@ -132,8 +136,7 @@ class _SchedulelessZero(DeepSpeedZeroOptimizer):
 
     def report(self) -> StepReport:
         """What the last step did."""
-        clipped = not self.overflow and 0.0 < self.clip_grad < self._norm
-        return StepReport(grad_norm=self._norm, clipped=clipped, skipped=self.overflow)
+        return step_report(self._norm, self.clip_grad)
 
     def create_gradient_handling_hooks(self) -> None:
         """No hooks: main_gradients.py accumulates, whatever order the schedule runs in."""

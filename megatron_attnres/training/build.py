@@ -10,7 +10,6 @@ from megatron_attnres.depth_attention.state import DepthState
 from megatron_attnres.model.configuration import ModelConfig
 from megatron_attnres.model.gpt import GPTChunk
 from megatron_attnres.model.megatron_config import megatron_config
-from megatron_attnres.model.stack import Recompute
 from megatron_attnres.parallel.cpu import device
 from megatron_attnres.parallel.groups import ParallelGroups
 from megatron_attnres.parallel.layout import ParallelLayout
@@ -18,6 +17,7 @@ from megatron_attnres.pipeline.chunk import PipelineChunk
 from megatron_attnres.pipeline.communicator import AttnResP2PCommunicator
 from megatron_attnres.pipeline.lanes import create_lanes
 from megatron_attnres.pipeline.plan import PipelinePlan, even_plan
+from megatron_attnres.pipeline.schedule import ScheduleConfig
 from megatron_attnres.pipeline.step import PipelineStep
 
 
@@ -33,8 +33,7 @@ def build_step(
     micro_batch_size: int,
     dtype: torch.dtype,
     seed: int,
-    recompute: Recompute = "none",
-    overlap_p2p_communication: bool = True,
+    schedule: ScheduleConfig,
 ) -> PipelineStep:
     """Build this rank's chunks and the step over them. Collective over all ranks.
 
@@ -44,16 +43,24 @@ def build_step(
         micro_batch_size: b.
         dtype: of parameters, activations and transfers.
         seed: of the initial weights.
-        recompute: activation recomputation.
-        overlap_p2p_communication: see ``megatron_config``.
+        schedule: how the pipeline schedule runs.
     """
     layout = groups.layout
     plan = make_plan(model, layout)
-    config = megatron_config(model, layout, dtype, overlap_p2p_communication)
+    config = megatron_config(
+        model, layout, dtype, schedule.microbatch_group_size, schedule.overlap_p2p
+    )
     chunks = [
         PipelineChunk(
             GPTChunk(
-                model, config, groups.collection, plan, chunk.index, seed, recompute, device()
+                model,
+                config,
+                groups.collection,
+                plan,
+                chunk.index,
+                seed,
+                schedule.recompute,
+                device(),
             ),
             DepthState,
             config,

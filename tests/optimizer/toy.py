@@ -10,6 +10,7 @@ from torch import nn
 
 from megatron_attnres.optimizer.build import build_optimizer
 from megatron_attnres.optimizer.configuration import OptimizerConfig
+from megatron_attnres.optimizer.training_optimizer import TrainingOptimizer
 
 WIDTH = 13  # odd, so that partitions cut through parameters and need padding
 MICRO_BATCHES = 3
@@ -55,11 +56,21 @@ def backward(model: nn.Module, step: int, data_rank: int) -> float:
 
 
 def train(config: OptimizerConfig, steps: int, groups: ProcessGroupCollection) -> dict:
-    """Losses of all data-parallel ranks, norms, the final weights and the optimizer."""
+    """Train a fresh model; see train_model."""
     model = make_model(torch.bfloat16 if config.precision == "bf16" else torch.float32)
-    optimizer = build_optimizer([model], config, groups)
+    return train_model(model, build_optimizer([model], config, groups), steps, groups)
+
+
+def train_model(
+    model: nn.Module,
+    optimizer: TrainingOptimizer,
+    steps: int,
+    groups: ProcessGroupCollection,
+    first_step: int = 0,
+) -> dict:
+    """Losses averaged over data-parallel ranks, reports, final weights and the optimizer."""
     losses, reports = [], []
-    for step in range(steps):
+    for step in range(first_step, first_step + steps):
         loss = torch.tensor(backward(model, step, groups.dp.rank()), dtype=torch.float64)
         dist.all_reduce(loss, group=groups.dp)
         losses.append(loss.item() / groups.dp.size())

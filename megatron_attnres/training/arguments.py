@@ -1,0 +1,299 @@
+"""The flags of pretrain_attnres.py. Names are Megatron's where Megatron has the flag. No torch."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from megatron_attnres.errors import InputError
+from megatron_attnres.model.configuration import NAMED_SIZES
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing usage, so that every kind of bad value ends the same way."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message.removeprefix("argument "))
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Flags and, below them, the keys of ``--config``.
+
+    Raises:
+        InputError: an unknown flag or key, a value of the wrong type, a file that is no YAML.
+    """
+    parser = make_parser()
+    known, _ = _config_parser().parse_known_args(argv)
+    from_file = _file_arguments(known.config, parser) if known.config else []
+    return parser.parse_args([*from_file, *argv])
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser with its groups of flags."""
+    parser = _Parser(
+        prog="pretrain_attnres.py",
+        description="Pretrain a GPT with Attention Residuals.",
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        parents=[_config_parser()],
+        epilog="Lengths are in tokens, intervals in iterations, batch sizes in sequences.",
+    )
+    for add_group in (
+        _add_model,
+        _add_attention_residuals,
+        _add_parallelism,
+        _add_data,
+        _add_training,
+        _add_optimizer,
+        _add_validation_and_logging,
+        _add_checkpoints,
+    ):
+        add_group(parser)
+    return parser
+
+
+def _config_parser() -> argparse.ArgumentParser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file with the same keys as the flags; flags win"
+    )
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    add = group.add_argument
+    add(
+        "--model-size",
+        choices=sorted(NAMED_SIZES),
+        help="sizes by name; the six flags below and --rotary-base override single ones",
+    )
+    add("--num-layers", type=int, help="Transformer layers (two sublayers each)")
+    add("--hidden-size", type=int, help="width h of the residual stream")
+    add("--ffn-hidden-size", type=int, help="width of the SwiGLU MLP")
+    add("--num-attention-heads", type=int, help="query heads")
+    add("--num-query-groups", type=int, help="key and value heads")
+    add("--kv-channels", type=int, help="width of one head; hidden size / heads if not given")
+    add("--seq-length", type=int, default=1024, help="tokens per sample")
+    add("--rotary-base", type=float, help="base of the rotary embedding")
+    add("--norm-epsilon", type=float, default=1e-6, help="epsilon of all norms")
+    add("--init-method-std", type=float, default=0.02, help="deviation of initial weights")
+    add(
+        "--untie-embeddings-and-output-weights",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="give the output layer weights of its own",
+    )
+    add(
+        "--make-vocab-size-divisible-by",
+        type=int,
+        default=128,
+        help="pad the vocabulary to a multiple of this, whatever the layout",
+    )
+
+
+def _add_attention_residuals(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("attention residuals")
+    add = group.add_argument
+    add(
+        "--attn-res-mode",
+        choices=["baseline", "block", "full"],
+        default="block",
+        help="baseline: standard residuals; block: attend over block summaries; full: over every "
+        "sublayer's output",
+    )
+    add("--attn-res-num-blocks", type=int, metavar="N", help="number of blocks (block mode)")
+    add(
+        "--attn-res-block-size",
+        type=int,
+        metavar="S",
+        help="sublayers per block (block mode; 8 blocks if neither is given)",
+    )
+    add(
+        "--attn-res-recency-bias",
+        type=float,
+        metavar="FLOAT",
+        help="start of a learned bias on the newest source; no bias if not given",
+    )
+    add(
+        "--attn-res-sources",
+        choices=["delta", "cumulative"],
+        default="delta",
+        help="delta: a block's own sum (paper); cumulative: the running hidden state",
+    )
+
+
+def _add_parallelism(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("parallelism")
+    add = group.add_argument
+    add("--tensor-model-parallel-size", type=int, default=1, metavar="TP", help="ranks per layer")
+    add("--pipeline-model-parallel-size", type=int, default=1, metavar="P", help="stages")
+    add(
+        "--virtual-pipeline-model-parallel-size",
+        type=int,
+        default=1,
+        metavar="V",
+        help="chunks per stage; above 1 runs the interleaved schedule",
+    )
+    add(
+        "--microbatch-group-size-per-virtual-pipeline-stage",
+        type=int,
+        metavar="N",
+        help="contiguous micro-batches of one virtual stage; P if not given",
+    )
+    add(
+        "--overlap-p2p-communication",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="interleaved schedule: post receives ahead of compute",
+    )
+    add(
+        "--sequence-parallel",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="shard activations along the sequence between tensor-parallel regions",
+    )
+    add(
+        "--recompute-granularity",
+        choices=["none", "selective", "full"],
+        default="none",
+        help="activations computed again in backward: none, core attention, whole layers",
+    )
+    add(
+        "--nproc-per-node",
+        type=int,
+        metavar="N",
+        help="start N ranks on this machine; not needed under torchrun or srun",
+    )
+    add("--distributed-backend", choices=["nccl", "gloo"], help="nccl where CUDA exists, else gloo")
+    add(
+        "--distributed-timeout-minutes",
+        type=float,
+        default=10.0,
+        help="after which a collective or transfer fails instead of hanging",
+    )
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data")
+    add = group.add_argument
+    add(
+        "--data-path",
+        nargs="+",
+        metavar="PREFIX",
+        help=".bin/.idx prefix, several prefixes, or weights and prefixes in turn",
+    )
+    add("--split", default="969,30,1", help="shares of train, validation and test")
+    add("--data-cache-path", metavar="DIR", help="folder of the shuffled index")
+    add("--num-workers", type=int, default=0, help="processes that read ahead, per rank")
+    add(
+        "--tokenizer-type",
+        choices=["SentencePieceTokenizer", "HuggingFaceTokenizer", "NullTokenizer"],
+        default="SentencePieceTokenizer",
+        help="what made the token ids; NullTokenizer needs --vocab-size only",
+    )
+    add("--tokenizer-model", metavar="PATH", help="SentencePiece model or Hugging Face folder")
+    add("--vocab-size", type=int, help="for NullTokenizer")
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    add = group.add_argument
+    add("--train-iters", type=int, help="iterations in all")
+    add("--micro-batch-size", type=int, default=1, help="sequences per rank and micro-batch")
+    add("--global-batch-size", type=int, help="sequences per iteration over all ranks")
+    add("--seed", type=int, default=1234, help="of weights and data order")
+    add("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16 keeps fp32 masters")
+
+
+def _add_optimizer(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("optimizer (AdamW)")
+    add = group.add_argument
+    add("--lr", type=float, default=3e-4, help="highest learning rate")
+    add("--min-lr", type=float, default=0.0, help="lowest learning rate after decay")
+    add("--lr-decay-style", choices=["constant", "linear", "cosine", "WSD"], default="cosine")
+    add("--lr-warmup-iters", type=int, default=0, help="linear warm-up")
+    add("--lr-decay-iters", type=int, help="where decay ends; --train-iters if not given")
+    add("--lr-wsd-decay-iters", type=int, help="last iterations that decay under WSD")
+    add(
+        "--lr-wsd-decay-style",
+        choices=["exponential", "linear", "cosine", "minus_sqrt"],
+        default="minus_sqrt",
+    )
+    add("--weight-decay", type=float, default=0.1, help="none on norms, biases, pseudo-queries")
+    add("--adam-beta1", type=float, default=0.9)
+    add("--adam-beta2", type=float, default=0.95)
+    add("--adam-eps", type=float, default=1e-8)
+    add("--clip-grad", type=float, default=1.0, help="largest gradient norm; 0 does not clip")
+    add("--zero-stage", type=int, choices=[0, 1], default=1, help="1 shards optimizer state")
+    add(
+        "--zero-cpu-offload",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="keep optimizer state in host memory (accelerator hosts)",
+    )
+
+
+def _add_validation_and_logging(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("validation and logging")
+    add = group.add_argument
+    add("--eval-interval", type=int, help="iterations between validations; none if not given")
+    add("--eval-iters", type=int, default=10, help="global batches per validation")
+    add("--log-interval", type=int, default=1, help="iterations between progress updates")
+    add("--metrics-file", metavar="FILE", help="JSON lines, one object per iteration")
+    add("--tensorboard-dir", metavar="DIR", help="TensorBoard event files")
+    add("--summary-file", metavar="FILE", help="JSON summary written at the end")
+
+
+def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("checkpoints")
+    add = group.add_argument
+    add("--save", metavar="DIR", help="folder to save to, at the end and every --save-interval")
+    add("--save-interval", type=int, help="iterations between saves")
+    add("--load", metavar="DIR", help="folder to resume from; same model and layout")
+
+
+def _file_arguments(path: str, parser: argparse.ArgumentParser) -> list[str]:
+    """The YAML file's keys as flags, so that argparse checks both alike."""
+    actions = {
+        flag.removeprefix("--"): action
+        for action in parser._actions
+        for flag in action.option_strings
+        if flag.startswith("--")
+    }
+    arguments: list[str] = []
+    for key, value in _read_yaml(path).items():
+        name = str(key).replace("_", "-")
+        if name not in actions or name in ("config", "help"):
+            raise InputError(f"--config {path}: unknown key {key!r}; --help lists the flags")
+        arguments += _flag(name, value, actions[name])
+    return arguments
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--config {path}: {error.strerror}; give a readable file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"--config {path}: not YAML: {reason}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InputError(f"--config {path}: holds a {type(content).__name__}, not keys and values")
+    return content
+
+
+def _flag(name: str, value: Any, action: argparse.Action) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(action, argparse.BooleanOptionalAction):
+        if not isinstance(value, bool):
+            raise InputError(f"--{name}: {value!r} in the YAML file; allowed are true and false")
+        return [f"--{name}"] if value else [f"--no-{name}"]
+    if isinstance(value, list):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}={value}"]

@@ -1,0 +1,45 @@
+"""The micro-batches that this rank's chunks read."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch.utils.data import Dataset
+
+from megatron_attnres.data.batches import Batch, batches
+from megatron_attnres.parallel.cpu import device
+from megatron_attnres.training.configuration import RunConfig
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """Training and validation data of one rank.
+
+    Attributes:
+        config: of the run.
+        data_rank: data-parallel rank.
+        training, validation: datasets; validation is None where it is not asked for.
+    """
+
+    config: RunConfig
+    data_rank: int
+    training: Dataset
+    validation: Dataset | None
+
+    def training_batches(self, consumed_samples: int) -> Iterator[Batch]:
+        """Micro-batches from a position in the data order, to the end of the run."""
+        return self._batches(self.training, consumed_samples)
+
+    def validation_batches(self) -> Iterator[Batch]:
+        """The same micro-batches at every validation, so that losses compare."""
+        return self._batches(self.validation, 0)
+
+    def _batches(self, dataset: Dataset, consumed_samples: int) -> Iterator[Batch]:
+        for batch in batches(
+            dataset,
+            consumed_samples,
+            self.config.loop.micro_batch_size,
+            self.data_rank,
+            self.config.layout.data,
+            self.config.data.num_workers,
+        ):
+            yield {key: tensor.to(device(), non_blocking=True) for key, tensor in batch.items()}

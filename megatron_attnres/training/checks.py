@@ -1,0 +1,251 @@
+"""What flags may not be together. Each check ends in one line: flag, value, what is allowed."""
+
+import argparse
+import math
+from typing import TYPE_CHECKING, Any
+
+from megatron_attnres.errors import InputError
+
+if TYPE_CHECKING:
+    from megatron_attnres.training.configuration import RunConfig
+
+POSITIVE = [
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "seq_length",
+    "rotary_base",
+    "norm_epsilon",
+    "init_method_std",
+    "make_vocab_size_divisible_by",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "vocab_size",
+    "train_iters",
+    "virtual_pipeline_model_parallel_size",
+    "microbatch_group_size_per_virtual_pipeline_stage",
+    "nproc_per_node",
+    "distributed_timeout_minutes",
+    "micro_batch_size",
+    "global_batch_size",
+    "lr",
+    "adam_eps",
+    "eval_interval",
+    "eval_iters",
+    "log_interval",
+    "save_interval",
+    "lr_decay_iters",
+    "lr_wsd_decay_iters",
+]
+NOT_NEGATIVE = ["min_lr", "lr_warmup_iters", "weight_decay", "clip_grad", "num_workers", "seed"]
+
+
+def flag(name: str) -> str:
+    """A key as it is typed."""
+    return "--" + name.replace("_", "-")
+
+
+def required(arguments: argparse.Namespace, name: str, instead: str = "") -> Any:
+    """The flag's value.
+
+    Raises:
+        InputError: it was not given.
+    """
+    value = getattr(arguments, name)
+    if value is None:
+        raise InputError(f"{flag(name)} is missing; give it{' ' + instead if instead else ''}")
+    return value
+
+
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """Checks that need no file and no other part of the run.
+
+    Raises:
+        InputError: see above.
+    """
+    for name in POSITIVE:
+        value = getattr(arguments, name)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise InputError(f"{flag(name)} {value}: must be above 0")
+    for name in NOT_NEGATIVE:
+        value = getattr(arguments, name)
+        if not (value >= 0 and math.isfinite(value)):
+            raise InputError(f"{flag(name)} {value}: must be 0 or more")
+    for name in ("adam_beta1", "adam_beta2"):
+        value = getattr(arguments, name)
+        if not 0 <= value < 1:
+            raise InputError(f"{flag(name)} {value}: must be at least 0 and below 1")
+    required(arguments, "train_iters")
+    required(arguments, "global_batch_size")
+    _check_attention_residual_flags(arguments)
+    _check_schedule_of_learning_rate(arguments)
+    if arguments.zero_cpu_offload and arguments.zero_stage == 0:
+        raise InputError("--zero-cpu-offload: needs --zero-stage 1, which is 0")
+    if arguments.summary_file is not None and arguments.metrics_file is None:
+        raise InputError(
+            f"--summary-file {arguments.summary_file}: sums up --metrics-file, which is missing"
+        )
+    if arguments.save_interval is not None and arguments.save is None:
+        raise InputError(f"--save-interval {arguments.save_interval}: needs --save DIR")
+
+
+def check_run(config: "RunConfig") -> None:
+    """Checks of sizes against each other and against the layout.
+
+    Raises:
+        InputError: see above.
+    """
+    _check_heads(config)
+    _check_blocks(config)
+    _check_pipeline(config)
+    _check_tensor_parallel(config)
+    _check_batches(config)
+
+
+def _check_attention_residual_flags(arguments: argparse.Namespace) -> None:
+    blocks, size = arguments.attn_res_num_blocks, arguments.attn_res_block_size
+    mode = arguments.attn_res_mode
+    if blocks is not None and size is not None:
+        raise InputError(
+            f"--attn-res-num-blocks {blocks} and --attn-res-block-size {size}: give one of the two"
+        )
+    for name, value in (("num-blocks", blocks), ("block-size", size)):
+        if value is None:
+            continue
+        if mode != "block":
+            raise InputError(
+                f"--attn-res-{name} {value}: only --attn-res-mode block has blocks, not {mode}"
+            )
+        if value < 1:
+            raise InputError(f"--attn-res-{name} {value}: must be 1 or more")
+    if mode == "baseline" and arguments.attn_res_recency_bias is not None:
+        raise InputError(
+            f"--attn-res-recency-bias {arguments.attn_res_recency_bias}: "
+            "--attn-res-mode baseline has no depth attention to bias; use block or full"
+        )
+    if mode == "baseline" and arguments.attn_res_sources == "cumulative":
+        raise InputError(
+            "--attn-res-sources cumulative: --attn-res-mode baseline has no sources; "
+            "use block or full"
+        )
+
+
+def _check_schedule_of_learning_rate(arguments: argparse.Namespace) -> None:
+    warmup = arguments.lr_warmup_iters
+    end = arguments.lr_decay_iters or arguments.train_iters
+    if warmup >= end:
+        raise InputError(
+            f"--lr-warmup-iters {warmup}: must be below --lr-decay-iters "
+            f"(--train-iters if not given), which is {end}"
+        )
+    if arguments.min_lr > arguments.lr:
+        raise InputError(f"--min-lr {arguments.min_lr}: must be at most --lr {arguments.lr}")
+    decay = arguments.lr_wsd_decay_iters
+    if arguments.lr_decay_style == "WSD":
+        if decay is None:
+            raise InputError("--lr-decay-style WSD: needs --lr-wsd-decay-iters")
+        if decay + warmup > end:
+            raise InputError(
+                f"--lr-wsd-decay-iters {decay}: with --lr-warmup-iters {warmup} it must fit into "
+                f"{end} iterations"
+            )
+    elif decay is not None:
+        raise InputError(f"--lr-wsd-decay-iters {decay}: needs --lr-decay-style WSD")
+
+
+def _check_heads(config: "RunConfig") -> None:
+    model = config.model
+    if model.num_attention_heads % model.num_query_groups:
+        raise InputError(
+            f"--num-query-groups {model.num_query_groups}: must divide "
+            f"--num-attention-heads {model.num_attention_heads}"
+        )
+    if model.kv_channels % 2:
+        raise InputError(
+            f"--kv-channels {model.kv_channels}: must be even for the rotary embedding"
+        )
+
+
+def _check_blocks(config: "RunConfig") -> None:
+    size, sublayers = config.model.attn_res.block_size, config.model.num_sublayers
+    if config.model.attn_res.mode == "block" and size > sublayers:
+        raise InputError(
+            f"--attn-res-block-size {size}: must be from 1 to the model's {sublayers} sublayers"
+        )
+
+
+def _check_pipeline(config: "RunConfig") -> None:
+    layout, layers = config.layout, config.model.num_layers
+    stages, virtual = layout.pipeline, layout.virtual_pipeline
+    if virtual > 1 and stages == 1:
+        raise InputError(
+            f"--virtual-pipeline-model-parallel-size {virtual}: needs "
+            "--pipeline-model-parallel-size of 2 or more, which is 1"
+        )
+    if layers % layout.num_chunks:
+        raise InputError(
+            f"--num-layers {layers}: must be divisible by --pipeline-model-parallel-size {stages} "
+            f"x --virtual-pipeline-model-parallel-size {virtual} = {layout.num_chunks}"
+        )
+
+
+def _check_tensor_parallel(config: "RunConfig") -> None:
+    tensor, model = config.layout.tensor, config.model
+    for name, value in (
+        ("--num-attention-heads", model.num_attention_heads),
+        ("--num-query-groups", model.num_query_groups),
+        ("--ffn-hidden-size", model.ffn_hidden_size),
+        ("--make-vocab-size-divisible-by: the padded vocabulary", model.vocab_size),
+    ):
+        if value % tensor:
+            raise InputError(
+                f"{name} {value}: must be divisible by --tensor-model-parallel-size {tensor}"
+            )
+    if config.layout.sequence_parallel:
+        if tensor == 1:
+            raise InputError(
+                "--sequence-parallel: needs --tensor-model-parallel-size of 2 or more, which is 1"
+            )
+        if model.seq_length % tensor:
+            raise InputError(
+                f"--seq-length {model.seq_length}: must be divisible by "
+                f"--tensor-model-parallel-size {tensor} under --sequence-parallel"
+            )
+
+
+def _check_batches(config: "RunConfig") -> None:
+    loop, layout = config.loop, config.layout
+    per_microbatch = loop.micro_batch_size * layout.data
+    if loop.global_batch_size % per_microbatch:
+        raise InputError(
+            f"--global-batch-size {loop.global_batch_size}: must be divisible by "
+            f"--micro-batch-size {loop.micro_batch_size} x {layout.data} data-parallel ranks"
+        )
+    if layout.virtual_pipeline > 1:
+        _check_interleaving(config)
+
+
+def _check_interleaving(config: "RunConfig") -> None:
+    """Megatron-Core's conditions on the interleaved schedule."""
+    stages, microbatches = config.layout.pipeline, config.num_microbatches
+    group = config.schedule.microbatch_group_size
+    batch = (
+        f"--global-batch-size {config.loop.global_batch_size}: makes {microbatches} micro-batches"
+    )
+    if microbatches < stages:
+        raise InputError(
+            f"{batch}; the interleaved schedule needs at least {stages}, one per stage"
+        )
+    if not stages <= group <= microbatches:
+        raise InputError(
+            f"--microbatch-group-size-per-virtual-pipeline-stage {group}: must be from {stages} "
+            f"(stages) to {microbatches} (micro-batches)"
+        )
+    if 0 < microbatches % group < stages:
+        raise InputError(
+            f"{batch}; in groups of {group} the last group has {microbatches % group}, which must "
+            f"be 0 or at least {stages}; use a multiple of {group}"
+        )

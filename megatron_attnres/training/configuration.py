@@ -1,0 +1,214 @@
+"""One run, as plain data: everything that flags, files and the launcher decide. No torch."""
+
+import argparse
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from megatron_attnres.data.configuration import DataConfig, TokenizerConfig
+from megatron_attnres.data.tokenizers import Tokenizer, load_tokenizer, padded_vocab_size
+from megatron_attnres.errors import InputError
+from megatron_attnres.model.configuration import (
+    NAMED_SIZES,
+    AttnResConfig,
+    ModelConfig,
+    NamedSize,
+)
+from megatron_attnres.optimizer.configuration import OptimizerConfig
+from megatron_attnres.parallel.layout import ParallelLayout
+from megatron_attnres.pipeline.schedule import ScheduleConfig
+from megatron_attnres.training.arguments import parse_arguments
+from megatron_attnres.training.checks import check_arguments, check_run, required
+
+DEFAULT_NUM_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """What the loop does and where it writes; intervals in iterations, None for never."""
+
+    train_iters: int
+    micro_batch_size: int
+    global_batch_size: int
+    seed: int
+    eval_interval: int | None
+    eval_iters: int
+    log_interval: int
+    metrics_file: str | None
+    tensorboard_dir: str | None
+    summary_file: str | None
+    save: str | None
+    save_interval: int | None
+    load: str | None
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole run.
+
+    Attributes:
+        nproc_per_node: ranks that this command starts itself; None under a launcher.
+        backend: of torch.distributed; None picks by device.
+        timeout_minutes: of every process group.
+    """
+
+    model: ModelConfig
+    layout: ParallelLayout
+    schedule: ScheduleConfig
+    optimizer: OptimizerConfig
+    tokenizer: TokenizerConfig
+    data: DataConfig
+    loop: LoopConfig
+    nproc_per_node: int | None
+    backend: str | None
+    timeout_minutes: float
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of one iteration on each data-parallel rank."""
+        return self.loop.global_batch_size // (self.loop.micro_batch_size * self.layout.data)
+
+
+def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
+    """Flags and files to a checked run and its tokenizer.
+
+    Raises:
+        InputError: one line that names the flag or file, its value and what is allowed.
+    """
+    arguments = parse_arguments(argv)
+    check_arguments(arguments)
+    tokenizer_config = _tokenizer(arguments)
+    tokenizer = load_tokenizer(tokenizer_config)
+    model = _model(
+        arguments, padded_vocab_size(tokenizer.vocab_size, arguments.make_vocab_size_divisible_by)
+    )
+    layout = _layout(arguments)
+    config = RunConfig(
+        model=model,
+        layout=layout,
+        schedule=ScheduleConfig(
+            arguments.microbatch_group_size_per_virtual_pipeline_stage or layout.pipeline,
+            arguments.overlap_p2p_communication,
+            arguments.recompute_granularity,
+        ),
+        optimizer=_optimizer(arguments),
+        tokenizer=tokenizer_config,
+        data=DataConfig(
+            tuple(required(arguments, "data_path")),
+            arguments.split,
+            arguments.data_cache_path,
+            arguments.num_workers,
+        ),
+        loop=_from_arguments(LoopConfig, arguments),
+        nproc_per_node=arguments.nproc_per_node,
+        backend=arguments.distributed_backend,
+        timeout_minutes=arguments.distributed_timeout_minutes,
+    )
+    check_run(config)
+    return config, tokenizer
+
+
+def _from_arguments(kind: type, arguments: argparse.Namespace, **given: Any) -> Any:
+    """A dataclass whose fields carry the flags' names."""
+    values = {
+        field.name: getattr(arguments, field.name)
+        for field in fields(kind)
+        if field.name not in given
+    }
+    return kind(**values, **given)
+
+
+def _tokenizer(arguments: argparse.Namespace) -> TokenizerConfig:
+    needed = "vocab_size" if arguments.tokenizer_type == "NullTokenizer" else "tokenizer_model"
+    required(arguments, needed)
+    return _from_arguments(TokenizerConfig, arguments)
+
+
+def _model(arguments: argparse.Namespace, vocab_size: int) -> ModelConfig:
+    sizes = _sizes(arguments)
+    return ModelConfig(
+        **sizes,
+        vocab_size=vocab_size,
+        seq_length=arguments.seq_length,
+        norm_epsilon=arguments.norm_epsilon,
+        init_method_std=arguments.init_method_std,
+        tied_embeddings=not arguments.untie_embeddings_and_output_weights,
+        attn_res=AttnResConfig(
+            arguments.attn_res_mode,
+            _block_size(arguments, 2 * sizes["num_layers"]),
+            arguments.attn_res_sources,
+            arguments.attn_res_recency_bias,
+        ),
+    )
+
+
+def _sizes(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The named size with single flags over it, or the flags alone."""
+    given = {field.name: getattr(arguments, field.name) for field in fields(NamedSize)}
+    if arguments.model_size is not None:
+        named = vars(NAMED_SIZES[arguments.model_size])
+        return {name: named[name] if value is None else value for name, value in given.items()}
+    for name in ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads"):
+        required(arguments, name, "or --model-size")
+    heads = given["num_attention_heads"]
+    given["num_query_groups"] = given["num_query_groups"] or heads
+    given["kv_channels"] = given["kv_channels"] or given["hidden_size"] // heads
+    given["rotary_base"] = given["rotary_base"] or 10_000.0
+    return given
+
+
+def _block_size(arguments: argparse.Namespace, num_sublayers: int) -> int:
+    """S from whichever flag gives it.
+
+    Raises:
+        InputError: no block size gives the number of blocks that was asked for.
+    """
+    if arguments.attn_res_mode == "full":
+        return 1
+    if arguments.attn_res_block_size is not None:
+        return arguments.attn_res_block_size
+    asked = arguments.attn_res_num_blocks or min(DEFAULT_NUM_BLOCKS, num_sublayers)
+    block_size = math.ceil(num_sublayers / asked)
+    made = math.ceil(num_sublayers / block_size)
+    if arguments.attn_res_num_blocks is not None and made != asked:
+        raise InputError(
+            f"--attn-res-num-blocks {asked}: {num_sublayers} sublayers cannot be cut into {asked} "
+            f"blocks of equal size; {block_size} sublayers per block make {made}, "
+            f"{block_size - 1} make {math.ceil(num_sublayers / max(block_size - 1, 1))}"
+        )
+    return block_size
+
+
+def _layout(arguments: argparse.Namespace) -> ParallelLayout:
+    """The layout that the job's ranks make.
+
+    Raises:
+        InputError: TP x P does not divide the number of ranks.
+    """
+    tensor, pipeline = arguments.tensor_model_parallel_size, arguments.pipeline_model_parallel_size
+    world_size = arguments.nproc_per_node or int(os.environ.get("WORLD_SIZE", "1"))
+    model_ranks = tensor * pipeline
+    if world_size % model_ranks:
+        raise InputError(
+            f"--tensor-model-parallel-size {tensor} x --pipeline-model-parallel-size {pipeline} "
+            f"needs a multiple of {model_ranks} ranks, the job has {world_size}; start it with "
+            f"--nproc-per-node {model_ranks} or under torchrun or srun"
+        )
+    return ParallelLayout(
+        tensor,
+        pipeline,
+        arguments.virtual_pipeline_model_parallel_size,
+        world_size // model_ranks,
+        arguments.sequence_parallel,
+    )
+
+
+def _optimizer(arguments: argparse.Namespace) -> OptimizerConfig:
+    return _from_arguments(
+        OptimizerConfig,
+        arguments,
+        lr_decay_iters=arguments.lr_decay_iters or arguments.train_iters,
+        lr_wsd_decay_iters=arguments.lr_wsd_decay_iters or 0,
+    )

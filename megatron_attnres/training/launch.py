@@ -1,0 +1,99 @@
+"""Start the ranks of a one-machine job: ``--nproc-per-node`` without torchrun.
+
+torchrun works as well. It is not used here because it prints a report of its own for every failed
+rank and always exits with status 1, which hides the one line and the status of a bad value.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 5.0
+
+
+def under_launcher() -> bool:
+    """Whether torchrun, srun or this module has started this process as one of several ranks."""
+    return "RANK" in os.environ
+
+
+def launch(argv: Sequence[str], num_ranks: int) -> int:
+    """Run ``argv`` as that many ranks on this machine.
+
+    When a rank fails, or this process is asked to stop, the others are stopped too.
+
+    Args:
+        argv: script and arguments.
+        num_ranks: ranks to start.
+
+    Returns:
+        0, or the status of the rank that failed first.
+    """
+    port = _free_port()
+    ranks = [
+        subprocess.Popen([sys.executable, *argv], env=_environment(rank, num_ranks, port))
+        for rank in range(num_ranks)
+    ]
+    previous = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return _wait(ranks)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        _end(ranks)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _wait(ranks: Sequence[subprocess.Popen]) -> int:
+    while True:
+        statuses = [rank.poll() for rank in ranks]
+        failed = [status for status in statuses if status]
+        if failed:
+            # A rank killed by signal n shows as -n; shells and schedulers expect 128 + n.
+            return failed[0] if failed[0] > 0 else 128 - failed[0]
+        if all(status == 0 for status in statuses):
+            return 0
+        time.sleep(POLL_SECONDS)
+
+
+def _end(ranks: Sequence[subprocess.Popen]) -> None:
+    """Stop what still runs: first politely, after a grace period for good."""
+    running = [rank for rank in ranks if rank.poll() is None]
+    for rank in running:
+        rank.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for rank in running:
+        try:
+            rank.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            rank.wait()
+
+
+def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
+    threads = max(1, (os.cpu_count() or 1) // num_ranks)
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _stop(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,129 @@
+"""The training loop: iterate, measure, validate, save."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron_attnres.data.batches import Batch
+from megatron_attnres.optimizer.learning_rate import current_learning_rate
+from megatron_attnres.optimizer.main_gradients import main_gradient
+from megatron_attnres.optimizer.training_optimizer import TrainingOptimizer
+from megatron_attnres.parallel.gradients import finish_gradients
+from megatron_attnres.parallel.groups import ParallelGroups
+from megatron_attnres.pipeline.step import PipelineStep
+from megatron_attnres.training.batches import BatchSource
+from megatron_attnres.training.checkpoint import Resumable, TrainingState
+from megatron_attnres.training.configuration import RunConfig
+from megatron_attnres.training.forward_step import forward_step
+from megatron_attnres.training.metrics import (
+    IterationMetrics,
+    Sinks,
+    bytes_of_all_ranks,
+    largest_peak_memory,
+    mean_loss_of_batch,
+)
+
+
+class TrainingLoop:
+    """Runs iterations from a state to ``--train-iters``.
+
+    Args:
+        config: of the run.
+        groups: process groups.
+        step: forward and backward.
+        optimizer: update.
+        scheduler: Megatron-Core's learning-rate scheduler.
+        data: micro-batches.
+        resumable: saves.
+        sinks: where metrics go; empty on the ranks that do not write.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        groups: ParallelGroups,
+        step: PipelineStep,
+        optimizer: TrainingOptimizer,
+        scheduler: Any,
+        data: BatchSource,
+        resumable: Resumable,
+        sinks: Sinks,
+    ) -> None:
+        self._config = config
+        self._groups = groups
+        self._step = step
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._data = data
+        self._resumable = resumable
+        self._sinks = sinks
+
+    def run(self, state: TrainingState) -> None:
+        """Train until the last iteration."""
+        loop = self._config.loop
+        iterators = self._iterators(self._data.training_batches(state.consumed_samples))
+        while state.iteration < loop.train_iters:
+            metrics = self._iteration(state, iterators)
+            if self._data.validation is not None and self._is_due(state, loop.eval_interval):
+                metrics = replace(metrics, validation_loss=self._validate())
+            self._sinks.write(metrics)
+            if loop.save is not None and self._is_due(state, loop.save_interval):
+                self._resumable.save(loop.save, state)
+
+    def _iteration(
+        self, state: TrainingState, iterators: list[Iterator[Batch]]
+    ) -> IterationMetrics:
+        """Forward, backward, finish gradients, update; advances the state."""
+        start = time.perf_counter()
+        losses, traffic = self._step.run(forward_step, iterators, self._config.num_microbatches)
+        finish_gradients(self._step.chunks, self._groups.collection, main_gradient)
+        learning_rate = current_learning_rate(self._optimizer)
+        update = self._optimizer.step()
+        self._scheduler.step(1)
+        lm_loss = mean_loss_of_batch(losses, self._groups)
+        bytes_forward, bytes_backward = bytes_of_all_ranks(traffic)
+        seconds = time.perf_counter() - start
+
+        batch = self._config.loop.global_batch_size
+        tokens = batch * self._config.model.seq_length
+        state.iteration += 1
+        state.consumed_samples += batch
+        state.tokens += tokens
+        return IterationMetrics(
+            iteration=state.iteration,
+            lm_loss=lm_loss,
+            grad_norm=update.grad_norm,
+            learning_rate=learning_rate,
+            tokens=state.tokens,
+            step_seconds=seconds,
+            tokens_per_second=tokens / seconds,
+            p2p_bytes_forward=bytes_forward,
+            p2p_bytes_backward=bytes_backward,
+            peak_memory_bytes=largest_peak_memory(),
+            update_skipped=update.skipped,
+        )
+
+    def _validate(self) -> float:
+        """Mean loss over ``--eval-iters`` global batches, nats per token."""
+        iterators = self._iterators(self._data.validation_batches())
+        losses: list[dict[str, Tensor]] = []
+        with torch.no_grad():
+            for _ in range(self._config.loop.eval_iters):
+                of_batch, _ = self._step.run(
+                    forward_step, iterators, self._config.num_microbatches, forward_only=True
+                )
+                losses += of_batch
+        return mean_loss_of_batch(losses, self._groups)
+
+    def _iterators(self, batches: Iterator[Batch]) -> list[Iterator[Batch]]:
+        """One per chunk; a rank has at most one chunk that reads data (or the whole model)."""
+        return [batches for _ in self._step.chunks]
+
+    def _is_due(self, state: TrainingState, interval: int | None) -> bool:
+        """Every so many iterations and at the end."""
+        last = state.iteration == self._config.loop.train_iters
+        return last or (interval is not None and state.iteration % interval == 0)

@@ -1,0 +1,98 @@
+"""A whole run on one rank: join the job, build, resume, train, sum up."""
+
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+from megatron_attnres.data.blends import parse_blend
+from megatron_attnres.data.datasets import build_datasets
+from megatron_attnres.data.token_ids import check_token_ids
+from megatron_attnres.data.tokenizers import Tokenizer
+from megatron_attnres.optimizer.build import build_optimizer
+from megatron_attnres.optimizer.learning_rate import build_learning_rate_scheduler
+from megatron_attnres.parallel.groups import (
+    ParallelGroups,
+    initialize_distributed,
+    initialize_groups,
+)
+from megatron_attnres.training.batches import BatchSource
+from megatron_attnres.training.build import build_step
+from megatron_attnres.training.checkpoint import Resumable, TrainingState
+from megatron_attnres.training.configuration import RunConfig
+from megatron_attnres.training.loop import TrainingLoop
+from megatron_attnres.training.metrics import JsonLinesFile, ProgressBar, Sinks, TensorBoardFile
+from megatron_attnres.training.summary import report
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def pretrain(config: RunConfig, tokenizer: Tokenizer) -> None:
+    """Train as configured. Called by every rank of the job.
+
+    Raises:
+        InputError: a file or value that cannot be used; the same on all ranks.
+    """
+    timeout = timedelta(minutes=config.timeout_minutes)
+    initialize_distributed(timeout, config.backend)
+    try:
+        _run(config, tokenizer, initialize_groups(config.layout, timeout))
+    finally:
+        distributed.destroy_process_group()
+
+
+def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> None:
+    data = _open_data(config, tokenizer, groups)
+    step = build_step(
+        config.model,
+        groups,
+        config.loop.micro_batch_size,
+        DTYPES[config.optimizer.precision],
+        config.loop.seed,
+        config.schedule,
+    )
+    optimizer = build_optimizer(step.chunks, config.optimizer, groups.collection)
+    scheduler = build_learning_rate_scheduler(optimizer, config.optimizer)
+    resumable = Resumable(config, step.chunks, optimizer, scheduler)
+    state = resumable.load(config.loop.load) if config.loop.load else TrainingState()
+
+    sinks = _sinks(config, state)
+    loop = TrainingLoop(config, groups, step, optimizer, scheduler, data, resumable, sinks)
+    try:
+        loop.run(state)
+    finally:
+        sinks.close()
+    report(config, optimizer, data)
+
+
+def _open_data(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> BatchSource:
+    """Check the token ids and build the datasets. Collective."""
+    loop = config.loop
+    check_token_ids(
+        parse_blend(config.data.data_path).prefixes,
+        config.model.vocab_size,
+        distributed.get_rank(),
+        distributed.get_world_size(),
+    )
+    validation_samples = loop.eval_iters * loop.global_batch_size if loop.eval_interval else 0
+    training, validation, _ = build_datasets(
+        config.data,
+        tokenizer,
+        config.model.seq_length,
+        loop.seed,
+        (loop.train_iters * loop.global_batch_size, validation_samples, 0),
+    )
+    return BatchSource(config, groups.data_rank, training, validation)
+
+
+def _sinks(config: RunConfig, state: TrainingState) -> Sinks:
+    """Metrics are written by one rank."""
+    if distributed.get_rank() != 0:
+        return Sinks([])
+    loop = config.loop
+    sinks = [ProgressBar(loop.train_iters, state.iteration, loop.log_interval)]
+    if loop.metrics_file is not None:
+        sinks.append(JsonLinesFile(loop.metrics_file, state.iteration))
+    if loop.tensorboard_dir is not None:
+        sinks.append(TensorBoardFile(loop.tensorboard_dir, state.iteration))
+    return Sinks(sinks)

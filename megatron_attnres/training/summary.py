@@ -1,0 +1,133 @@
+"""What a finished run leaves: a summary in JSON, a loss curve, a few lines on screen."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import distributed
+
+from megatron_attnres.data.batches import batches
+from megatron_attnres.data.statistics import label_counts, training_token_counts, unigram_entropy
+from megatron_attnres.optimizer.training_optimizer import TrainingOptimizer
+from megatron_attnres.parallel.cpu import device
+from megatron_attnres.training.batches import BatchSource
+from megatron_attnres.training.configuration import RunConfig
+from megatron_attnres.training.metrics import read_metrics
+
+
+def report(config: RunConfig, optimizer: TrainingOptimizer, data: BatchSource) -> None:
+    """Write ``--summary-file`` and, beside it, the loss curve; print the summary. Collective."""
+    fraction = _largest(optimizer.optimizer_state_fraction())
+    if distributed.get_rank() != 0 or config.loop.summary_file is None:
+        return
+    metrics = read_metrics(config.loop.metrics_file)
+    summary = summarize(config, metrics, fraction)
+    if data.validation is not None:
+        summary["unigram_entropy"] = entropy_of_validation(config, data)
+    path = Path(config.loop.summary_file)
+    write_json(path, summary)
+    curve = path.with_name("loss.png")
+    draw_loss_curve(metrics, summary.get("unigram_entropy"), curve)
+    _print(summary, path, curve)
+
+
+def summarize(
+    config: RunConfig, metrics: list[dict[str, Any]], state_fraction: float
+) -> dict[str, Any]:
+    """The run in a few numbers.
+
+    Args:
+        config: of the run.
+        metrics: objects of the metrics file.
+        state_fraction: the largest share of the optimizer state that a rank holds.
+    """
+    last = metrics[-1]
+    return {
+        "validation_loss": last.get("validation_loss"),
+        "lm_loss": last["lm_loss"],
+        "iterations": last["iteration"],
+        "tokens": last["tokens"],
+        # The first iterations warm caches up; the median is not moved by them.
+        "tokens_per_second": median(line["tokens_per_second"] for line in metrics),
+        "step_seconds": median(line["step_seconds"] for line in metrics),
+        "p2p_bytes_per_step": last["p2p_bytes_forward"] + last["p2p_bytes_backward"],
+        "optimizer_state_fraction_per_rank": state_fraction,
+        "peak_memory_bytes": max(line["peak_memory_bytes"] for line in metrics),
+        "layout": {**asdict(config.layout), "zero_stage": config.optimizer.zero_stage},
+        "model": asdict(config.model),
+    }
+
+
+def entropy_of_validation(config: RunConfig, data: BatchSource) -> float:
+    """Nats per token of the validation tokens under the training split's token frequencies."""
+    vocab_size = config.model.vocab_size
+    evaluated = sum(
+        label_counts(batch["labels"], batch["loss_mask"], vocab_size)
+        for batch in batches(data.validation, 0, config.loop.global_batch_size, 0, 1)
+    )
+    return unigram_entropy(training_token_counts(config.data, vocab_size), evaluated)
+
+
+def draw_loss_curve(metrics: list[dict[str, Any]], unigram: float | None, path: Path) -> None:
+    """Training and validation loss over tokens, as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    validated = [line for line in metrics if "validation_loss" in line]
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    axes.plot(_column(metrics, "tokens"), _column(metrics, "lm_loss"), lw=0.8, label="training")
+    axes.plot(
+        _column(validated, "tokens"),
+        _column(validated, "validation_loss"),
+        marker="o",
+        label="validation",
+    )
+    if unigram is not None:
+        axes.axhline(unigram, ls=":", color="grey", label="unigram entropy")
+    axes.set(xlabel="tokens", ylabel="loss (nats per token)")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write beside and rename, so that a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writing = path.with_name(path.name + ".writing")
+    writing.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(writing, path)
+
+
+def _column(metrics: list[dict[str, Any]], name: str) -> list[float]:
+    return [line[name] for line in metrics]
+
+
+def _largest(value: float) -> float:
+    largest = torch.tensor(value, dtype=torch.float64, device=device())
+    distributed.all_reduce(largest, distributed.ReduceOp.MAX)
+    return largest.item()
+
+
+def _print(summary: dict[str, Any], path: Path, curve: Path) -> None:
+    layout = summary["layout"]
+    print(
+        f"layout            TP {layout['tensor']}, P {layout['pipeline']}, "
+        f"V {layout['virtual_pipeline']}, DP {layout['data']}, ZeRO-{layout['zero_stage']}\n"
+        f"tokens            {summary['tokens']:,} ({summary['tokens_per_second']:,.0f} per second)\n"
+        f"p2p per iteration {summary['p2p_bytes_per_step']:,} bytes\n"
+        f"optimizer state   {summary['optimizer_state_fraction_per_rank']:.3f} of it per rank"
+    )
+    if summary["validation_loss"] is not None:
+        loss, unigram = summary["validation_loss"], summary["unigram_entropy"]
+        print(
+            f"validation loss   {loss:.4f} nats per token, {loss / unigram:.3f} of the unigram "
+            f"entropy {unigram:.4f}"
+        )
+    print(f"written           {path}, {curve}")

@@ -1,0 +1,31 @@
+"""Pretrain a GPT with Attention Residuals: read the configuration, build, train."""
+
+import os
+import sys
+
+from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT, InputError
+from megatron_attnres.training.configuration import read_configuration
+from megatron_attnres.training.launch import launch, under_launcher
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit status: 0, or 2 for a value or file that cannot be used."""
+    try:
+        config, tokenizer = read_configuration(argv[1:])
+        if config.nproc_per_node and not under_launcher():
+            return launch(argv, config.nproc_per_node)
+
+        # torch and Megatron-Core take seconds to import: only a run that will start pays for them.
+        from megatron_attnres.training.pretrain import pretrain
+
+        pretrain(config, tokenizer)
+    except InputError as error:
+        # Every rank arrives here with the same error; one of them says so.
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{argv[0]}: {error}", file=sys.stderr)
+        return EXIT_STATUS_BAD_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
