@@ -6,6 +6,7 @@ import sys
 from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT, InputError
 from megatron_attnres.training.configuration import read_configuration
 from megatron_attnres.training.launch import launch, under_launcher
+from megatron_attnres.training.quiet import ignore_known_warnings
 
 
 def main(argv: list[str]) -> int:
@@ -16,6 +17,7 @@ def main(argv: list[str]) -> int:
             return launch(argv, config.nproc_per_node)
 
         # torch and Megatron-Core take seconds to import: only a run that will start pays for them.
+        ignore_known_warnings()
         from megatron_attnres.training.pretrain import pretrain
 
         pretrain(config, tokenizer)

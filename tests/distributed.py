@@ -4,12 +4,16 @@ Importing torch, DeepSpeed and Megatron-Core takes seconds per process. The fork
 them once; every rank of every test is then forked from it in milliseconds.
 """
 
+import faulthandler
 import multiprocessing
+import os
+import pickle
 import queue
+import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -73,10 +77,11 @@ def _collect(processes: list[Any], results: Any, deadline: float) -> list[Any]:
                     failures[rank] = f"died with exit code {process.exitcode}"
             if time.monotonic() > deadline:
                 missing = sorted(set(range(len(processes))) - set(answers) - set(failures))
-                failures |= dict.fromkeys(missing, "did not finish in time")
+                failures |= dict.fromkeys(missing, "did not finish in time; stack on stderr")
+                _dump_stacks(processes[rank] for rank in missing)
             continue
         if failure is None:
-            answers[rank] = answer
+            answers[rank] = pickle.loads(answer)
         else:
             failures[rank] = failure
             # The others may now wait for this rank: give them a moment to say so themselves.
@@ -85,6 +90,13 @@ def _collect(processes: list[Any], results: Any, deadline: float) -> list[Any]:
         text = "\n".join(f"rank {rank}: {failures[rank]}" for rank in sorted(failures))
         raise RankError(text)
     return [answers[rank] for rank in range(len(processes))]
+
+
+def _dump_stacks(processes: Iterable[Any]) -> None:
+    """Make ranks say on stderr where they hang."""
+    for process in processes:
+        os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
 
 
 def _rank_main(
@@ -98,18 +110,21 @@ def _rank_main(
     import torch
     from torch import distributed
 
+    faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
-        store = distributed.TCPStore(
-            "127.0.0.1", port, world_size, is_master=rank == 0, timeout=GROUP_TIMEOUT
-        )
-        distributed.init_process_group(
-            "gloo", store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT
+        _join(
+            distributed.TCPStore(
+                "127.0.0.1", port, world_size, is_master=rank == 0, timeout=GROUP_TIMEOUT
+            ),
+            rank,
+            world_size,
         )
         answer = function(*arguments)
         distributed.barrier()
-        results.put((rank, answer, None))
+        # By value: multiprocessing would send tensors as file descriptors, of which there are few.
+        results.put((rank, pickle.dumps(answer), None))
     except BaseException:
         results.put((rank, None, traceback.format_exc()))
     finally:
@@ -117,6 +132,43 @@ def _rank_main(
         results.join_thread()
         if distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+def restart_job() -> None:
+    """End the job and begin it anew in the same processes. Collective.
+
+    Every gloo group keeps threads and sockets: a test that makes the groups of many layouts would
+    grind to a halt without this.
+    """
+    from megatron.core import parallel_state
+    from torch import distributed
+
+    rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    distributed.barrier()
+    parallel_state.destroy_model_parallel()
+    distributed.destroy_process_group()
+    _join(_JOBS.store, rank, world_size)
+
+
+class _JOBS:
+    """The rank's store and how many jobs it has seen: keys of one job must not meet the next."""
+
+    store: Any = None
+    count = 0
+
+
+def _join(store: Any, rank: int, world_size: int) -> None:
+    from torch import distributed
+
+    _JOBS.store = store
+    _JOBS.count += 1
+    distributed.init_process_group(
+        "gloo",
+        store=distributed.PrefixStore(f"job {_JOBS.count}", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=GROUP_TIMEOUT,
+    )
 
 
 def _free_port() -> int:

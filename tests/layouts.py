@@ -1,5 +1,6 @@
 """Small models on any layout, for tests that compare layouts with one process."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,14 +9,14 @@ from torch import Tensor, distributed
 
 from megatron_attnres.model.configuration import AttnResConfig, ModelConfig
 from megatron_attnres.parallel.gradients import finish_gradients
-from megatron_attnres.parallel.groups import ParallelGroups, destroy_groups, initialize_groups
+from megatron_attnres.parallel.groups import ParallelGroups, initialize_groups
 from megatron_attnres.parallel.layout import ParallelLayout
-from megatron_attnres.parallel.parameters import sharding_of
+from megatron_attnres.parallel.parameters import Sharding, sharding_of
 from megatron_attnres.pipeline.schedule import ScheduleConfig
 from megatron_attnres.pipeline.step import PipelineStep
-from megatron_attnres.training.build import build_step
+from megatron_attnres.training.build import build_step, make_plan
 from megatron_attnres.training.forward_step import forward_step
-from tests.distributed import GROUP_TIMEOUT
+from tests.distributed import GROUP_TIMEOUT, restart_job
 
 SEED = 1234
 
@@ -120,21 +121,32 @@ def run_step(case: Case, groups: ParallelGroups, step: PipelineStep, seed: int =
 
 def full_gradients(groups: ParallelGroups, step: PipelineStep) -> dict[str, Tensor]:
     """Every parameter's whole gradient by global name, gathered to every rank of the job."""
+    return _gather(groups, step, lambda parameter: parameter.grad)
+
+
+def full_parameters(groups: ParallelGroups, step: PipelineStep) -> dict[str, Tensor]:
+    """Every whole parameter by global name, gathered to every rank of the job."""
+    return _gather(groups, step, lambda parameter: parameter.detach())
+
+
+def _gather(
+    groups: ParallelGroups, step: PipelineStep, tensor_of: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
     own: dict[str, Tensor] = {}
     for chunk in step.chunks:
         for name, parameter in chunk.module.named_parameters():
-            own[chunk.module.global_name(name)] = _unsliced(parameter, groups)
+            whole = _unsliced(tensor_of(parameter), sharding_of(parameter), groups)
+            own[chunk.module.global_name(name)] = whole
     everyone: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(everyone, own)
-    return {name: gradient for part in everyone for name, gradient in part.items()}
+    return {name: tensor for part in everyone for name, tensor in part.items()}
 
 
-def _unsliced(parameter: Tensor, groups: ParallelGroups) -> Tensor:
-    sharding = sharding_of(parameter)
+def _unsliced(tensor: Tensor, sharding: Sharding | None, groups: ParallelGroups) -> Tensor:
     if sharding is None or groups.layout.tensor == 1:
-        return parameter.grad
-    parts = [torch.empty_like(parameter.grad) for _ in range(groups.layout.tensor)]
-    distributed.all_gather(parts, parameter.grad, group=groups.collection.tp)
+        return tensor
+    parts = [torch.empty_like(tensor) for _ in range(groups.layout.tensor)]
+    distributed.all_gather(parts, tensor, group=groups.collection.tp)
     by_matrix = [part.chunk(sharding.stride, dim=sharding.dim) for part in parts]
     matrices = [
         torch.cat([part[index] for part in by_matrix], dim=sharding.dim)
@@ -144,10 +156,29 @@ def _unsliced(parameter: Tensor, groups: ParallelGroups) -> Tensor:
 
 
 def gradients_of(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """Gradients of one step of a case, made and forgotten on the ranks of the current job."""
+    """Gradients of one step of a case, made and forgotten on the ranks of the current job.
+
+    The step's traffic is held against the plan on the way.
+    """
     groups, step = build(case, dtype)
     try:
-        run_step(case, groups, step)
+        _, traffic = run_step(case, groups, step)
+        assert traffic.bytes_by_hop == planned_bytes(case, groups, dtype.itemsize), case
         return full_gradients(groups, step)
     finally:
-        destroy_groups()
+        restart_job()
+
+
+def planned_bytes(case: Case, groups: ParallelGroups, itemsize: int) -> dict[Any, int]:
+    """What this rank sends in one step by the plan: (direction, hop) -> bytes."""
+    model, layout = case.model, case.layout
+    shards = layout.tensor if layout.sequence_parallel else 1
+    entry = model.seq_length // shards * case.micro_batch_size * model.hidden_size * itemsize
+    sent = {}
+    for hop in make_plan(model, layout).hops:
+        size = hop.entries * entry * case.num_microbatches
+        if hop.index % layout.pipeline == groups.pipeline_rank:
+            sent["forward", hop.index] = size
+        if (hop.index + 1) % layout.pipeline == groups.pipeline_rank:
+            sent["backward", hop.index] = size
+    return sent

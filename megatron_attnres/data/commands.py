@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,6 @@ from typing import Any, NoReturn
 from megatron_attnres.data.corpora import Corpus
 from megatron_attnres.data.readers import ALLOWED_NAMES
 from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT, InputError
-
-_EXIT_STATUS_INTERRUPTED = 130
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -180,7 +179,19 @@ def print_summary(summary: Any, as_json: bool) -> None:
 
 
 def run_command(main: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Run ``main`` on the command line and exit; bad input is one line and status 2."""
+    """Run ``main`` on the command line and exit.
+
+    Bad input is one line and status 2. Ctrl-C and a request to end unwind what is under way, so
+    that nothing half-written stays.
+    """
+    ended_by = signal.SIGINT
+
+    def end(number: int, frame: Any) -> NoReturn:
+        nonlocal ended_by
+        ended_by = signal.Signals(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
     try:
         main(sys.argv[1:])
     except InputError as error:
@@ -188,7 +199,7 @@ def run_command(main: Callable[[Sequence[str]], None]) -> NoReturn:
         sys.exit(EXIT_STATUS_BAD_INPUT)
     except KeyboardInterrupt:
         print(f"{Path(sys.argv[0]).name}: interrupted, nothing written", file=sys.stderr)
-        sys.exit(_EXIT_STATUS_INTERRUPTED)
+        sys.exit(128 + ended_by)  # as a shell reports a signal
     sys.exit(0)
 
 

@@ -30,7 +30,8 @@ class DataConfig:
         data_path: Megatron's blend: one ``.bin`` / ``.idx`` prefix, or weights and prefixes in
             turn (``0.3 a_text 0.7 b_text``), or several prefixes weighted by their size.
         split: comma-separated shares of train, validation and test, e.g. ``969,30,1``.
-        data_cache_path: folder for the shuffled index; beside the first prefix if None.
+        data_cache_path: folder for the shuffled index, shared by all nodes; ``index_cache`` beside
+            the first prefix if None.
         num_workers: processes that read ahead; 0 reads in the training process.
     """
 

@@ -170,11 +170,23 @@ def _encode_in_order(
 ) -> Iterator[_Encoded]:
     under_way: deque[Future[list[_Encoded]]] = deque()
     for batch in batches:
-        under_way.append(executor.submit(_encode_batch, batch))
+        with _ctrl_c_held_back():
+            under_way.append(executor.submit(_encode_batch, batch))
         if len(under_way) == most_under_way:
             yield from under_way.popleft().result()
     while under_way:
         yield from under_way.popleft().result()
+
+
+@contextmanager
+def _ctrl_c_held_back() -> Iterator[None]:
+    # Ctrl-C reaches every process of the terminal; this one alone answers it. Submitting may start
+    # a worker, which inherits what is blocked from its first instruction on.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
@@ -202,8 +214,6 @@ _worker_tokenizer: Tokenizer
 
 def _start_worker(tokenizer_config: TokenizerConfig) -> None:
     global _worker_tokenizer
-    # Ctrl-C reaches every process of the terminal; the main process alone answers it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _worker_tokenizer = load_tokenizer(tokenizer_config)
 
 

@@ -1,5 +1,6 @@
 """Process groups: Megatron-Core's, made once per job from the layout."""
 
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -69,18 +70,11 @@ def initialize_groups(layout: ParallelLayout, timeout: timedelta) -> ParallelGro
     return ParallelGroups(layout, collection, timeout)
 
 
-def destroy_groups() -> None:
-    """Forget Megatron-Core's groups, so that another layout can be made in the same processes."""
-    parallel_state.destroy_model_parallel()
-
-
 def initialize_distributed(timeout: timedelta, backend: str) -> None:
     """Join the job that the launcher describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
     A process started without a launcher becomes a job of one rank.
     """
-    import os
-
     if "RANK" not in os.environ:
         store = distributed.HashStore()
         distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)

@@ -257,16 +257,12 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
 
 def _file_arguments(path: str, parser: argparse.ArgumentParser) -> list[str]:
     """The YAML file's keys as flags, so that argparse checks both alike."""
-    actions = {
-        flag.removeprefix("--"): action
-        for action in parser._actions
-        for flag in action.option_strings
-        if flag.startswith("--")
-    }
+    # The first name of a flag: not the --no- form, for which the file has false.
+    actions = {action.option_strings[0].removeprefix("--"): action for action in parser._actions}
     arguments: list[str] = []
     for key, value in _read_yaml(path).items():
         name = str(key).replace("_", "-")
-        if name not in actions or name in ("config", "help"):
+        if name not in actions or name == "config":
             raise InputError(f"--config {path}: unknown key {key!r}; --help lists the flags")
         arguments += _flag(name, value, actions[name])
     return arguments
@@ -277,7 +273,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"--config {path}: {error.strerror}; give a readable file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: of text or of a date
         reason = " ".join(str(error).split())
         raise InputError(f"--config {path}: not YAML: {reason}") from error
     if content is None:
@@ -294,6 +290,8 @@ def _flag(name: str, value: Any, action: argparse.Action) -> list[str]:
         if not isinstance(value, bool):
             raise InputError(f"--{name}: {value!r} in the YAML file; allowed are true and false")
         return [f"--{name}"] if value else [f"--no-{name}"]
-    if isinstance(value, list):
+    if isinstance(value, list) and action.nargs == "+":
         return [f"--{name}", *map(str, value)]
+    if isinstance(value, list | dict | bool):
+        raise InputError(f"--{name}: {value!r} in the YAML file; allowed is a single value")
     return [f"--{name}={value}"]

@@ -8,8 +8,8 @@ what ``latest`` names is always whole.
 """
 
 import os
-import pickle
 import shutil
+import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,11 +66,16 @@ class Resumable:
         """
         final = Path(folder) / f"iter_{state.iteration:07d}"
         writing = final.with_suffix(".writing")
+        try:
+            with same_error_on_all_ranks():
+                _write(writing / _rank_file(), self._content(state))
+        except InputError:
+            if distributed.get_rank() == 0:
+                shutil.rmtree(writing, ignore_errors=True)
+            raise
         with same_error_on_all_ranks():
-            _write(writing / _rank_file(), self._content(state))
-        if distributed.get_rank() == 0:
-            _publish(writing, final)
-        distributed.barrier()
+            if distributed.get_rank() == 0:
+                _publish(writing, final)
         return final
 
     def load(self, folder: str) -> TrainingState:
@@ -139,28 +144,39 @@ def _write(path: Path, content: dict[str, Any]) -> None:
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"--save {path}: {reason}; give a writable folder with space") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: torch's own for a full disk
+        raise _unwritable(path, error) from error
 
 
 def _publish(writing: Path, final: Path) -> None:
     """Make a written folder the newest one."""
-    if final.exists():
-        shutil.rmtree(final)
-    writing.rename(final)
-    pointer = final.parent / (LATEST + ".writing")
-    pointer.write_text(final.name + "\n", encoding="utf-8")
-    pointer.replace(final.parent / LATEST)
+    try:
+        if final.exists():
+            shutil.rmtree(final)
+        writing.rename(final)
+        pointer = final.parent / (LATEST + ".writing")
+        pointer.write_text(final.name + "\n", encoding="utf-8")
+        pointer.replace(final.parent / LATEST)
+    except OSError as error:
+        raise _unwritable(final, error) from error
+
+
+def _unwritable(path: Path, error: Exception) -> InputError:
+    reason = getattr(error, "strerror", None) or "cannot be written"
+    return InputError(f"--save {path}: {reason}; give a writable folder with space")
 
 
 def _newest(folder: str) -> Path:
     pointer = Path(folder) / LATEST
     if not pointer.is_file():
         raise InputError(f"--load {folder}: has no file {LATEST}; give a folder made by --save")
-    newest = Path(folder) / pointer.read_text(encoding="utf-8").strip()
-    if not newest.is_dir():
-        raise InputError(f"--load {folder}: {LATEST} names {newest.name}, which does not exist")
+    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    newest = Path(folder) / name
+    if not name or not newest.is_dir():
+        raise InputError(
+            f"--load {folder}: {LATEST} names {name!r}, which is no folder in it; "
+            "name one made by --save"
+        )
     return newest
 
 
@@ -170,6 +186,14 @@ def _read(path: Path, folder: str) -> dict[str, Any]:
             f"--load {folder}: {path.name} is missing; the checkpoint is of a job with other ranks"
         )
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise InputError(f"--load {folder}: {path} is damaged or no checkpoint") from error
+        # torch itself does not compare the sums that it writes.
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        if damaged is None and content.keys() >= {"identity", "state", "chunks", "optimizer"}:
+            return content
+    except Exception:  # whatever zipfile, torch and pickle raise over foreign bytes
+        pass
+    raise InputError(
+        f"--load {folder}: {path} is damaged or no checkpoint; give a folder made by --save"
+    )

@@ -2,6 +2,8 @@
 
 import argparse
 import math
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron_attnres.errors import InputError
@@ -41,6 +43,8 @@ POSITIVE = [
     "lr_wsd_decay_iters",
 ]
 NOT_NEGATIVE = ["min_lr", "lr_warmup_iters", "weight_decay", "clip_grad", "num_workers", "seed"]
+OUTPUT_FILES = ["metrics_file", "summary_file"]
+OUTPUT_FOLDERS = ["save", "tensorboard_dir", "data_cache_path"]
 
 
 def flag(name: str) -> str:
@@ -90,6 +94,9 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         )
     if arguments.save_interval is not None and arguments.save is None:
         raise InputError(f"--save-interval {arguments.save_interval}: needs --save DIR")
+    if arguments.load is not None and not Path(arguments.load).is_dir():
+        raise InputError(f"--load {arguments.load}: no such folder; give a folder made by --save")
+    _check_outputs(arguments)
 
 
 def check_run(config: "RunConfig") -> None:
@@ -103,6 +110,30 @@ def check_run(config: "RunConfig") -> None:
     _check_pipeline(config)
     _check_tensor_parallel(config)
     _check_batches(config)
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """Refuse at once what would else fail after hours of training. Makes nothing."""
+    for name in OUTPUT_FILES:
+        path = getattr(arguments, name)
+        if path is None:
+            continue
+        if Path(path).is_dir() or (Path(path).exists() and not os.access(path, os.W_OK)):
+            raise InputError(f"{flag(name)} {path}: cannot be written; give a writable file")
+        _check_writable(name, path, Path(path).parent)
+    for name in OUTPUT_FOLDERS:
+        path = getattr(arguments, name)
+        if path is not None:
+            _check_writable(name, path, Path(path))
+
+
+def _check_writable(name: str, path: str, folder: Path) -> None:
+    """Refuse a folder that neither is writable nor can be made."""
+    nearest = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(
+            f"{flag(name)} {path}: {nearest} is no folder that can be written; give a path in one"
+        )
 
 
 def _check_attention_residual_flags(arguments: argparse.Namespace) -> None:
@@ -121,9 +152,12 @@ def _check_attention_residual_flags(arguments: argparse.Namespace) -> None:
             )
         if value < 1:
             raise InputError(f"--attn-res-{name} {value}: must be 1 or more")
-    if mode == "baseline" and arguments.attn_res_recency_bias is not None:
+    bias = arguments.attn_res_recency_bias
+    if bias is not None and not math.isfinite(bias):
+        raise InputError(f"--attn-res-recency-bias {bias}: must be a finite number")
+    if mode == "baseline" and bias is not None:
         raise InputError(
-            f"--attn-res-recency-bias {arguments.attn_res_recency_bias}: "
+            f"--attn-res-recency-bias {bias}: "
             "--attn-res-mode baseline has no depth attention to bias; use block or full"
         )
     if mode == "baseline" and arguments.attn_res_sources == "cumulative":

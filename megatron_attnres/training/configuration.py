@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from megatron_attnres.data.blends import parse_blend, parse_split
 from megatron_attnres.data.configuration import DataConfig, TokenizerConfig
+from megatron_attnres.data.indexed_files import check_prefix
 from megatron_attnres.data.tokenizers import Tokenizer, load_tokenizer, padded_vocab_size
 from megatron_attnres.errors import InputError
 from megatron_attnres.model.configuration import (
@@ -21,6 +23,7 @@ from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.pipeline.schedule import ScheduleConfig
 from megatron_attnres.training.arguments import parse_arguments
 from megatron_attnres.training.checks import check_arguments, check_run, required
+from megatron_attnres.training.launch import under_launcher
 
 DEFAULT_NUM_BLOCKS = 8
 
@@ -107,7 +110,15 @@ def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
         timeout_minutes=arguments.distributed_timeout_minutes,
     )
     check_run(config)
+    _check_data(config.data)
     return config, tokenizer
+
+
+def _check_data(data: DataConfig) -> None:
+    """Shares and files, looked at before torch takes its seconds to load."""
+    parse_split(data.split)
+    for prefix in parse_blend(data.data_path).prefixes:
+        check_prefix(prefix)
 
 
 def _from_arguments(kind: type, arguments: argparse.Namespace, **given: Any) -> Any:
@@ -188,7 +199,10 @@ def _layout(arguments: argparse.Namespace) -> ParallelLayout:
         InputError: TP x P does not divide the number of ranks.
     """
     tensor, pipeline = arguments.tensor_model_parallel_size, arguments.pipeline_model_parallel_size
-    world_size = arguments.nproc_per_node or int(os.environ.get("WORLD_SIZE", "1"))
+    # Under torchrun or srun a job may span nodes, whatever --nproc-per-node says.
+    world_size = (
+        int(os.environ["WORLD_SIZE"]) if under_launcher() else arguments.nproc_per_node or 1
+    )
     model_ranks = tensor * pipeline
     if world_size % model_ranks:
         raise InputError(

@@ -1,11 +1,9 @@
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed
-import torch.multiprocessing
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from megatron_attnres.data.batches import batches
@@ -17,6 +15,7 @@ from megatron_attnres.data.preprocess import preprocess
 from megatron_attnres.data.token_ids import check_token_ids, id_range
 from megatron_attnres.data.tokenizers import NullTokenizer
 from megatron_attnres.errors import InputError
+from tests.distributed import run_ranks
 
 SEQ = 64
 
@@ -151,10 +150,9 @@ def test_negative_ids_are_named(tmp_path):
         check_token_ids([prefix], 70_001)
 
 
-def _rank(rank, world_size, folder, prefix):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size
-    )
+def _read_on_this_rank(folder, prefix):
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    read = []
     tokenizer = NullTokenizer(10)
     # Three of a kind: one corpus, a blend, and a rank that reads nothing.
     for number, (data_path, reads) in enumerate(
@@ -167,27 +165,23 @@ def _rank(rank, world_size, folder, prefix):
         assert test is None
         assert (training is not None) == (validation is not None) == reads
         if reads:
-            tokens = [batch["tokens"] for batch in batches(training, 0, 2, rank, world_size)]
-            torch.save(tokens, f"{folder}/tokens{number}_{rank}.pt")
+            micro_batches = batches(training, 0, 2, rank, world_size)
+            read.append([batch["tokens"].tolist() for batch in micro_batches])
     # Only one rank's share holds the wrong id, and all of them hear of it.
     with pytest.raises(InputError, match="token id 10"):
         check_token_ids([f"{folder}/last_text_document"], 10, rank, world_size)
     with pytest.raises(InputError, match="--split"):
         build_datasets(DataConfig((prefix,), "1"), tokenizer, SEQ, 1, (1, 1, 0))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    return read
 
 
 def test_two_ranks_share_one_order(tmp_path):
     prefix = numbers(tmp_path, "c", [np.arange(200 + i) * i % 10 for i in range(20)])
     numbers(tmp_path, "last", [[1] * 99])
-    torch.multiprocessing.spawn(_rank, args=(2, str(tmp_path), prefix), nprocs=2)
-    for number in range(2):
-        by_rank = [torch.load(tmp_path / f"tokens{number}_{rank}.pt") for rank in range(2)]
-        assert len(by_rank[0]) == len(by_rank[1]) > 9
-        interleaved = torch.cat([part for pair in zip(*by_rank, strict=True) for part in pair])
-        shutil.rmtree(tmp_path / "alone", ignore_errors=True)
-        data_path = [prefix] if number == 0 else ["1", prefix, "1", prefix]
+    by_rank = run_ranks(_read_on_this_rank, 2, str(tmp_path), prefix)
+    for number, data_path in enumerate([[prefix], ["1", prefix, "1", prefix]]):
+        micro_batches = list(zip(by_rank[0][number], by_rank[1][number], strict=True))
+        assert len(micro_batches) > 9
+        interleaved = [sample for pair in micro_batches for part in pair for sample in part]
         alone, _, _ = build(NullTokenizer(10), tmp_path / "alone", data_path, "8,2", (40, 8, 0))
-        expected = torch.stack([alone[i]["tokens"] for i in range(len(interleaved))])
-        assert torch.equal(interleaved, expected)
+        assert interleaved == [alone[i]["tokens"].tolist() for i in range(len(interleaved))]

@@ -79,9 +79,7 @@ def test_the_fingerprint_follows_the_content(copied_prefix, indexed):
 edits = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=3)
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edits=edits, length=st.none() | st.integers(0, 10**4), early=st.booleans())
 def test_a_damaged_index_is_refused_or_readable(copied_prefix, indexed, edits, length, early):
     data = bytearray(Path(indexed.output_prefix + ".idx").read_bytes())
@@ -97,9 +95,7 @@ def test_a_damaged_index_is_refused_or_readable(copied_prefix, indexed, edits, l
         assert sum(len(dataset[i]) for i in range(len(dataset))) == pair.tokens
 
 
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(min_size=1) | st.binary().map(lambda tail: b"MMIDIDX\0\0" + tail))
 def test_random_bytes_are_refused(copied_prefix, data):
     Path(copied_prefix + ".idx").write_bytes(data)

@@ -29,7 +29,7 @@ def hugging_face_folder(tmp_path_factory):
     return folder
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(
     text=st.text(st.characters(exclude_categories=["Cs"]))
     | st.text(" \n\t\r\0ab▁é<>/s", max_size=40)
@@ -64,7 +64,7 @@ def test_hugging_face_by_path(hugging_face_folder):
     ids = tokenizer.tokenize(text)
     assert tokenizer.detokenize(ids) == text
     assert tokenizer.eod == 0
-    assert max(ids) < tokenizer.vocab_size == 268 or tokenizer.vocab_size <= 300
+    assert max(ids) < tokenizer.vocab_size <= 300
 
 
 def test_null_tokenizer_takes_ids_as_they_are():
