@@ -9,15 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from megatron_attnres.data.commands import (
-    CommandParser,
-    add_corpus_flags,
-    corpus_of,
-    print_summary,
-    progress_bar,
-    run_command,
-    whole_number,
-)
+from megatron_attnres.commands import CommandParser, print_summary, run_command, whole_number
+from megatron_attnres.data.commands import add_corpus_flags, corpus_of, progress_bar
 
 
 def main(args: Sequence[str]) -> None:

@@ -2,20 +2,9 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NoReturn
 
-import yaml
-
-from megatron_attnres.errors import InputError
+from megatron_attnres.commands import CommandParser
 from megatron_attnres.model.configuration import NAMED_SIZES
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing usage, so that every kind of bad value ends the same way."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message.removeprefix("argument "))
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -24,20 +13,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         InputError: an unknown flag or key, a value of the wrong type, a file that is no YAML.
     """
-    parser = make_parser()
-    known, _ = _config_parser().parse_known_args(argv)
-    from_file = _file_arguments(known.config, parser) if known.config else []
-    return parser.parse_args([*from_file, *argv])
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The parser with its groups of flags."""
-    parser = _Parser(
-        prog="pretrain_attnres.py",
-        description="Pretrain a GPT with Attention Residuals.",
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        parents=[_config_parser()],
+    parser = CommandParser(
+        "Pretrain a GPT with Attention Residuals.",
         epilog="Lengths are in tokens, intervals in iterations, batch sizes in sequences.",
     )
     for add_group in (
@@ -51,15 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
         _add_checkpoints,
     ):
         add_group(parser)
-    return parser
-
-
-def _config_parser() -> argparse.ArgumentParser:
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument(
-        "--config", metavar="FILE", help="YAML file with the same keys as the flags; flags win"
-    )
-    return parser
+    return parser.parse_args(argv)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -253,45 +222,3 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     add("--save", metavar="DIR", help="folder to save to, at the end and every --save-interval")
     add("--save-interval", type=int, help="iterations between saves")
     add("--load", metavar="DIR", help="folder to resume from; same model and layout")
-
-
-def _file_arguments(path: str, parser: argparse.ArgumentParser) -> list[str]:
-    """The YAML file's keys as flags, so that argparse checks both alike."""
-    # The first name of a flag: not the --no- form, for which the file has false.
-    actions = {action.option_strings[0].removeprefix("--"): action for action in parser._actions}
-    arguments: list[str] = []
-    for key, value in _read_yaml(path).items():
-        name = str(key).replace("_", "-")
-        if name not in actions or name == "config":
-            raise InputError(f"--config {path}: unknown key {key!r}; --help lists the flags")
-        arguments += _flag(name, value, actions[name])
-    return arguments
-
-
-def _read_yaml(path: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--config {path}: {error.strerror}; give a readable file") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: of text or of a date
-        reason = " ".join(str(error).split())
-        raise InputError(f"--config {path}: not YAML: {reason}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise InputError(f"--config {path}: holds a {type(content).__name__}, not keys and values")
-    return content
-
-
-def _flag(name: str, value: Any, action: argparse.Action) -> list[str]:
-    if value is None:
-        return []
-    if isinstance(action, argparse.BooleanOptionalAction):
-        if not isinstance(value, bool):
-            raise InputError(f"--{name}: {value!r} in the YAML file; allowed are true and false")
-        return [f"--{name}"] if value else [f"--no-{name}"]
-    if isinstance(value, list) and action.nargs == "+":
-        return [f"--{name}", *map(str, value)]
-    if isinstance(value, list | dict | bool):
-        raise InputError(f"--{name}: {value!r} in the YAML file; allowed is a single value")
-    return [f"--{name}={value}"]

@@ -70,7 +70,7 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) 
     loop = config.loop
     check_token_ids(
         parse_blend(config.data.data_path).prefixes,
-        config.model.vocab_size,
+        tokenizer.vocab_size,
         distributed.get_rank(),
         distributed.get_world_size(),
     )

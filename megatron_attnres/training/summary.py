@@ -120,7 +120,7 @@ def _print(summary: dict[str, Any], path: Path, curve: Path) -> None:
     print(
         f"layout            TP {layout['tensor']}, P {layout['pipeline']}, "
         f"V {layout['virtual_pipeline']}, DP {layout['data']}, ZeRO-{layout['zero_stage']}\n"
-        f"tokens            {summary['tokens']:,} ({summary['tokens_per_second']:,.0f} per second)\n"
+        f"tokens            {summary['tokens']:,} at {summary['tokens_per_second']:,.0f} a second\n"
         f"p2p per iteration {summary['p2p_bytes_per_step']:,} bytes\n"
         f"optimizer state   {summary['optimizer_state_fraction_per_rank']:.3f} of it per rank"
     )

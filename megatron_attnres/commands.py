@@ -1,0 +1,160 @@
+"""What the commands share: flags from a file, one-line errors, a summary. No torch."""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT, InputError
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser with ``--config``, whose complaints are InputErrors of one line."""
+
+    def __init__(self, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            description=description,
+            epilog=epilog,
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument(
+            "--config",
+            metavar="FILE.yaml",
+            help="flags as YAML keys, without the dashes; flags given on the command line win",
+        )
+
+    def parse_args(self, args: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
+        """Parse ``args``, after the keys of the file that ``--config`` names, if any.
+
+        Raises:
+            InputError: an unknown flag or key, a value of the wrong type, a file that is no YAML.
+        """
+        config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        config.error = self.error  # type: ignore[method-assign]
+        config.add_argument("--config")
+        path = config.parse_known_args(args)[0].config
+        from_file = self._flags_of(path) if path is not None else []
+        return super().parse_args([*from_file, *args])
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print below its usage."""
+        raise InputError(f"{message.removeprefix('argument ')}; see --help")
+
+    def _flags_of(self, path: str) -> list[str]:
+        """The file's keys as flags, so that argparse checks both alike."""
+        actions = {
+            option.removeprefix("--"): action
+            for action in self._actions
+            for option in action.option_strings
+            if option.startswith("--") and option not in ("--help", "--config")
+        }
+        flags: list[str] = []
+        for key, value in _read_yaml(path).items():
+            name = str(key).replace("_", "-")
+            if name not in actions:
+                raise InputError(f"--config {path}: unknown key {key!r}; --help lists the flags")
+            flags += _flag(path, name, value, actions[name])
+        return flags
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    # Loaded on use: most commands run without a file.
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--config {path}: {error.strerror}; give a readable file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"--config {path}: not YAML: {reason}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InputError(
+            f"--config {path}: holds a {type(content).__name__}; keys and values are allowed"
+        )
+    return content
+
+
+def _flag(path: str, name: str, value: Any, action: argparse.Action) -> list[str]:
+    if value is None:
+        return []
+    if action.nargs == 0:
+        # A flag without a value: present for true; its --no- twin, if any, for false.
+        if not isinstance(value, bool):
+            raise InputError(f"--config {path}: {name} is {value!r}; allowed are true and false")
+        off = f"--no-{name}"
+        return [f"--{name}"] if value else [off] if off in action.option_strings else []
+    if isinstance(value, list):
+        return [f"--{name}", *map(str, value)]
+    # One word, so that a negative number is not taken for a flag.
+    return [f"--{name}={value}"]
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the defaults that say something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, []):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def whole_number(smallest: int) -> Callable[[str], int]:
+    """Return an argparse type: whole numbers of at least ``smallest``."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = smallest - 1
+        if number < smallest:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not allowed, a whole number of at least {smallest} is"
+            )
+        return number
+
+    return parse
+
+
+def print_summary(summary: Any, as_json: bool) -> None:
+    """Print a summary dataclass, one field a line or as one JSON object."""
+    values = asdict(summary)
+    if as_json:
+        print(json.dumps(values))
+        return
+    for name, value in values.items():
+        text = f"{value:,.2f}" if isinstance(value, float) else value
+        text = f"{value:,}" if isinstance(value, int) else text
+        print(f"{name.replace('_', ' '):>16}  {text}")
+
+
+def run_command(main: Callable[[Sequence[str]], None]) -> NoReturn:
+    """Run ``main`` on the command line and exit.
+
+    Bad input is one line and status 2. Ctrl-C and a request to end unwind what is under way, so
+    that nothing half-written stays.
+    """
+    ended_by = signal.SIGINT
+
+    def end(number: int, frame: Any) -> NoReturn:
+        nonlocal ended_by
+        ended_by = signal.Signals(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        main(sys.argv[1:])
+    except InputError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(EXIT_STATUS_BAD_INPUT)
+    except KeyboardInterrupt:
+        print(f"{Path(sys.argv[0]).name}: interrupted, nothing written", file=sys.stderr)
+        sys.exit(128 + ended_by)  # as a shell reports a signal
+    sys.exit(0)
