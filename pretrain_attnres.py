@@ -18,6 +18,9 @@ def main(argv: list[str]) -> int:
 
         # torch and Megatron-Core take seconds to import: only a run that will start pays for them.
         ignore_known_warnings()
+        from megatron_attnres.parallel.cpu import import_megatron_core
+
+        import_megatron_core()
         from megatron_attnres.training.pretrain import pretrain
 
         pretrain(config, tokenizer)

@@ -182,7 +182,12 @@ def _add_optimizer(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--lr", type=float, default=3e-4, help="highest learning rate")
     add("--min-lr", type=float, default=0.0, help="lowest learning rate after decay")
-    add("--lr-decay-style", choices=["constant", "linear", "cosine", "WSD"], default="cosine")
+    add(
+        "--lr-decay-style",
+        choices=["constant", "linear", "cosine", "WSD"],
+        default="cosine",
+        help="course after warm-up; WSD stays at --lr and decays at the end",
+    )
     add("--lr-warmup-iters", type=int, default=0, help="linear warm-up")
     add("--lr-decay-iters", type=int, help="where decay ends; --train-iters if not given")
     add("--lr-wsd-decay-iters", type=int, help="last iterations that decay under WSD")
@@ -190,11 +195,12 @@ def _add_optimizer(parser: argparse.ArgumentParser) -> None:
         "--lr-wsd-decay-style",
         choices=["exponential", "linear", "cosine", "minus_sqrt"],
         default="minus_sqrt",
+        help="course of the last iterations under WSD",
     )
     add("--weight-decay", type=float, default=0.1, help="none on norms, biases, pseudo-queries")
-    add("--adam-beta1", type=float, default=0.9)
-    add("--adam-beta2", type=float, default=0.95)
-    add("--adam-eps", type=float, default=1e-8)
+    add("--adam-beta1", type=float, default=0.9, help="decay of the mean gradient")
+    add("--adam-beta2", type=float, default=0.95, help="decay of the mean squared gradient")
+    add("--adam-eps", type=float, default=1e-8, help="added to the root of the latter")
     add("--clip-grad", type=float, default=1.0, help="largest gradient norm; 0 does not clip")
     add("--zero-stage", type=int, choices=[0, 1], default=1, help="1 shards optimizer state")
     add(

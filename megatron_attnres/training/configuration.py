@@ -165,7 +165,13 @@ def _sizes(arguments: argparse.Namespace) -> dict[str, Any]:
         required(arguments, name, "or --model-size")
     heads = given["num_attention_heads"]
     given["num_query_groups"] = given["num_query_groups"] or heads
-    given["kv_channels"] = given["kv_channels"] or given["hidden_size"] // heads
+    if given["kv_channels"] is None:
+        if given["hidden_size"] % heads:
+            raise InputError(
+                f"--hidden-size {given['hidden_size']}: must be divisible by "
+                f"--num-attention-heads {heads}; or give --kv-channels"
+            )
+        given["kv_channels"] = given["hidden_size"] // heads
     given["rotary_base"] = given["rotary_base"] or 10_000.0
     return given
 

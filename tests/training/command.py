@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,11 +70,16 @@ def as_arguments(flags: Flags) -> list[str]:
     return arguments
 
 
-def run(arguments: list[str], timeout: float = 120.0, **environment: str) -> Finished:
+def run(
+    arguments: list[str],
+    timeout: float = 120.0,
+    command: Sequence[str] = (sys.executable, "pretrain_attnres.py"),
+    **environment: str,
+) -> Finished:
     """Run the command; it and its ranks are killed if it takes longer than ``timeout`` seconds."""
     inherited = {name: v for name, v in os.environ.items() if name not in HIDDEN_VARIABLES}
     process = subprocess.Popen(
-        [sys.executable, "pretrain_attnres.py", *arguments],
+        [*command, *arguments],
         cwd=ROOT,
         env=inherited | environment,
         stdout=subprocess.PIPE,
