@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from torch import Tensor, nn
 
 Initializer = Callable[[Tensor, torch.Generator], None]
@@ -43,8 +42,13 @@ class Sharding:
 
 
 def mark_sharded(parameter: nn.Parameter, sharding: Sharding) -> None:
-    """Mark a slice of a full tensor, in Megatron's attributes."""
-    set_tensor_model_parallel_attributes(parameter, True, sharding.dim, sharding.stride)
+    """Mark a slice of a full tensor, in Megatron's attributes.
+
+    Megatron-Core 0.16 leaves parameters that it does not initialise unmarked, 0.19 marks them.
+    """
+    parameter.tensor_model_parallel = True
+    parameter.partition_dim = sharding.dim
+    parameter.partition_stride = sharding.stride
 
 
 def sharding_of(parameter: Tensor) -> Sharding | None:

@@ -7,7 +7,7 @@ from torch.utils.data import Dataset
 
 from megatron_attnres.data.batches import Batch, batches
 from megatron_attnres.parallel.cpu import device
-from megatron_attnres.training.configuration import RunConfig
+from megatron_attnres.training.run_config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import distributed, nn
 
 from megatron_attnres.errors import InputError
 from megatron_attnres.parallel.agreement import same_error_on_all_ranks
-from megatron_attnres.training.configuration import RunConfig
+from megatron_attnres.training.run_config import RunConfig
 
 LATEST = "latest"
 

@@ -4,12 +4,10 @@ import argparse
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from megatron_attnres.errors import InputError
-
-if TYPE_CHECKING:
-    from megatron_attnres.training.configuration import RunConfig
+from megatron_attnres.training.run_config import RunConfig
 
 POSITIVE = [
     "num_layers",
@@ -99,7 +97,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     _check_outputs(arguments)
 
 
-def check_run(config: "RunConfig") -> None:
+def check_run(config: RunConfig) -> None:
     """Checks of sizes against each other and against the layout.
 
     Raises:
@@ -190,7 +188,7 @@ def _check_schedule_of_learning_rate(arguments: argparse.Namespace) -> None:
         raise InputError(f"--lr-wsd-decay-iters {decay}: needs --lr-decay-style WSD")
 
 
-def _check_heads(config: "RunConfig") -> None:
+def _check_heads(config: RunConfig) -> None:
     model = config.model
     if model.num_attention_heads % model.num_query_groups:
         raise InputError(
@@ -203,7 +201,7 @@ def _check_heads(config: "RunConfig") -> None:
         )
 
 
-def _check_blocks(config: "RunConfig") -> None:
+def _check_blocks(config: RunConfig) -> None:
     size, sublayers = config.model.attn_res.block_size, config.model.num_sublayers
     if config.model.attn_res.mode == "block" and size > sublayers:
         raise InputError(
@@ -211,7 +209,7 @@ def _check_blocks(config: "RunConfig") -> None:
         )
 
 
-def _check_pipeline(config: "RunConfig") -> None:
+def _check_pipeline(config: RunConfig) -> None:
     layout, layers = config.layout, config.model.num_layers
     stages, virtual = layout.pipeline, layout.virtual_pipeline
     if virtual > 1 and stages == 1:
@@ -226,7 +224,7 @@ def _check_pipeline(config: "RunConfig") -> None:
         )
 
 
-def _check_tensor_parallel(config: "RunConfig") -> None:
+def _check_tensor_parallel(config: RunConfig) -> None:
     tensor, model = config.layout.tensor, config.model
     for name, value in (
         ("--num-attention-heads", model.num_attention_heads),
@@ -250,7 +248,7 @@ def _check_tensor_parallel(config: "RunConfig") -> None:
             )
 
 
-def _check_batches(config: "RunConfig") -> None:
+def _check_batches(config: RunConfig) -> None:
     loop, layout = config.loop, config.layout
     per_microbatch = loop.micro_batch_size * layout.data
     if loop.global_batch_size % per_microbatch:
@@ -262,7 +260,7 @@ def _check_batches(config: "RunConfig") -> None:
         _check_interleaving(config)
 
 
-def _check_interleaving(config: "RunConfig") -> None:
+def _check_interleaving(config: RunConfig) -> None:
     """Megatron-Core's conditions on the interleaved schedule."""
     stages, microbatches = config.layout.pipeline, config.num_microbatches
     group = config.schedule.microbatch_group_size

@@ -1,10 +1,10 @@
-"""One run, as plain data: everything that flags, files and the launcher decide. No torch."""
+"""From flags and files to a checked run. No torch."""
 
 import argparse
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from megatron_attnres.data.blends import parse_blend, parse_split
@@ -24,54 +24,9 @@ from megatron_attnres.pipeline.schedule import ScheduleConfig
 from megatron_attnres.training.arguments import parse_arguments
 from megatron_attnres.training.checks import check_arguments, check_run, required
 from megatron_attnres.training.launch import under_launcher
+from megatron_attnres.training.run_config import LoopConfig, RunConfig
 
 DEFAULT_NUM_BLOCKS = 8
-
-
-@dataclass(frozen=True)
-class LoopConfig:
-    """What the loop does and where it writes; intervals in iterations, None for never."""
-
-    train_iters: int
-    micro_batch_size: int
-    global_batch_size: int
-    seed: int
-    eval_interval: int | None
-    eval_iters: int
-    log_interval: int
-    metrics_file: str | None
-    tensorboard_dir: str | None
-    summary_file: str | None
-    save: str | None
-    save_interval: int | None
-    load: str | None
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """A whole run.
-
-    Attributes:
-        nproc_per_node: ranks that this command starts itself; None under a launcher.
-        backend: of torch.distributed; None picks by device.
-        timeout_minutes: of every process group.
-    """
-
-    model: ModelConfig
-    layout: ParallelLayout
-    schedule: ScheduleConfig
-    optimizer: OptimizerConfig
-    tokenizer: TokenizerConfig
-    data: DataConfig
-    loop: LoopConfig
-    nproc_per_node: int | None
-    backend: str | None
-    timeout_minutes: float
-
-    @property
-    def num_microbatches(self) -> int:
-        """Micro-batches of one iteration on each data-parallel rank."""
-        return self.loop.global_batch_size // (self.loop.micro_batch_size * self.layout.data)
 
 
 def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:

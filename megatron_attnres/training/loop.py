@@ -17,7 +17,6 @@ from megatron_attnres.parallel.groups import ParallelGroups
 from megatron_attnres.pipeline.step import PipelineStep
 from megatron_attnres.training.batches import BatchSource
 from megatron_attnres.training.checkpoint import Resumable, TrainingState
-from megatron_attnres.training.configuration import RunConfig
 from megatron_attnres.training.forward_step import forward_step
 from megatron_attnres.training.metrics import (
     IterationMetrics,
@@ -26,6 +25,7 @@ from megatron_attnres.training.metrics import (
     largest_peak_memory,
     mean_loss_of_batch,
 )
+from megatron_attnres.training.run_config import RunConfig
 
 
 class TrainingLoop:

@@ -19,9 +19,9 @@ from megatron_attnres.parallel.groups import (
 from megatron_attnres.training.batches import BatchSource
 from megatron_attnres.training.build import build_step
 from megatron_attnres.training.checkpoint import Resumable, TrainingState
-from megatron_attnres.training.configuration import RunConfig
 from megatron_attnres.training.loop import TrainingLoop
 from megatron_attnres.training.metrics import JsonLinesFile, ProgressBar, Sinks, TensorBoardFile
+from megatron_attnres.training.run_config import RunConfig
 from megatron_attnres.training.summary import report
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 from megatron_attnres.model.attention import SelfAttention, causal_attention
 from megatron_attnres.model.megatron_config import megatron_config
 from megatron_attnres.model.rotary import rotary_tables
-from megatron_attnres.parallel.groups import destroy_groups, initialize_groups
+from megatron_attnres.parallel.groups import initialize_groups
 from megatron_attnres.parallel.layout import ParallelLayout
 from tests.distributed import GROUP_TIMEOUT, run_ranks
 from tests.layouts import small_model
@@ -121,9 +121,7 @@ def _self_attention_job():
 
     changed = hidden.clone()
     changed[5] += 1
-    answer = run(plain, hidden), run(recomputing, hidden), run(plain, changed)
-    destroy_groups()
-    return answer
+    return run(plain, hidden), run(recomputing, hidden), run(plain, changed)
 
 
 def test_self_attention_is_causal_and_exact_under_recomputation():

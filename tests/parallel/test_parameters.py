@@ -85,7 +85,7 @@ def test_values_depend_on_seed_and_name_alone():
         initialized((16, 24), seed=8),
         initialized((16, 24), name="layers.1.weight"),
         # Seed and name must not run into each other.
-        initialized((16, 24), name="1:x", seed=1),
+        initialized((16, 24), name="1x", seed=1),
         initialized((16, 24), name="x", seed=11),
     ]
     for index, other in enumerate(others):
