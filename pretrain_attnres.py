@@ -25,9 +25,9 @@ def main(argv: list[str]) -> int:
 
         pretrain(config, tokenizer)
     except InputError as error:
-        # Every rank arrives here with the same error; one of them says so.
-        if os.environ.get("RANK", "0") == "0":
-            print(f"{argv[0]}: {error}", file=sys.stderr)
+        # All ranks of a host arrive here with the same error; one of them says so.
+        if os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0":
+            print(f"{argv[0]}: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_STATUS_BAD_INPUT
     return 0
 

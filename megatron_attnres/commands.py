@@ -57,7 +57,9 @@ class CommandParser(argparse.ArgumentParser):
         for key, value in _read_yaml(path).items():
             name = str(key).replace("_", "-")
             if name not in actions:
-                raise InputError(f"--config {path}: unknown key {key!r}; --help lists the flags")
+                raise InputError(
+                    f"--config {path}: unknown key {key!r}; allowed are {', '.join(sorted(actions))}"
+                )
             flags += _flag(path, name, value, actions[name])
         return flags
 
@@ -70,7 +72,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"--config {path}: {error.strerror}; give a readable file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: bytes that are no text, or a date
         reason = " ".join(str(error).split())
         raise InputError(f"--config {path}: not YAML: {reason}") from None
     if content is None:
@@ -91,8 +93,10 @@ def _flag(path: str, name: str, value: Any, action: argparse.Action) -> list[str
             raise InputError(f"--config {path}: {name} is {value!r}; allowed are true and false")
         off = f"--no-{name}"
         return [f"--{name}"] if value else [off] if off in action.option_strings else []
-    if isinstance(value, list):
+    if isinstance(value, list) and action.nargs == "+":
         return [f"--{name}", *map(str, value)]
+    if isinstance(value, list | dict | bool):
+        raise InputError(f"--config {path}: {name} is {value!r}; a single value is allowed")
     # One word, so that a negative number is not taken for a flag.
     return [f"--{name}={value}"]
 

@@ -13,7 +13,7 @@ def depth_attention(
     query: Tensor,
     key_norm_weight: Tensor,
     eps: float = ...,
-    recency_bias: Tensor | None = ...,
+    recency_bias: Tensor | float | None = ...,
     return_weights: Literal[False] = ...,
 ) -> Tensor: ...
 
@@ -24,7 +24,7 @@ def depth_attention(
     query: Tensor,
     key_norm_weight: Tensor,
     eps: float = ...,
-    recency_bias: Tensor | None = ...,
+    recency_bias: Tensor | float | None = ...,
     *,
     return_weights: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -35,7 +35,7 @@ def depth_attention(
     query: Tensor,
     key_norm_weight: Tensor,
     eps: float = 1e-6,
-    recency_bias: Tensor | None = None,
+    recency_bias: Tensor | float | None = None,
     return_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Mix sources by softmax attention over depth (paper equations 2 to 4).
@@ -50,7 +50,7 @@ def depth_attention(
         query: w, the sublayer's learned pseudo-query, [h].
         key_norm_weight: g, the learned weight of the keys' norm, [h].
         eps: added to the mean square of a source before the root.
-        recency_bias: scalar added to the logit of the newest (last) source.
+        recency_bias: one number added to the logit of the newest (last) source.
         return_weights: also return p.
 
     Returns:
@@ -70,8 +70,8 @@ def depth_attention(
     keys = wide * inverse_rms * key_norm_weight.to(statistics_dtype)
     logits = keys @ query.to(statistics_dtype)
     if recency_bias is not None:
-        newest = torch.cat((logits[:-1], logits[-1:] + recency_bias.to(statistics_dtype)))
-        logits = newest
+        bias = torch.as_tensor(recency_bias, dtype=statistics_dtype, device=logits.device)
+        logits = torch.cat((logits[:-1], logits[-1:] + bias))
     weights = torch.softmax(logits, dim=0)
     mixed = (weights.unsqueeze(-1) * wide).sum(dim=0).to(values.dtype)
     return (mixed, weights) if return_weights else mixed
@@ -81,7 +81,7 @@ def check_operands(
     sources: Sequence[Tensor],
     query: Tensor,
     key_norm_weight: Tensor,
-    recency_bias: Tensor | None,
+    recency_bias: Tensor | float | None,
 ) -> None:
     """Refuse operands of ``depth_attention`` that do not belong together.
 
@@ -106,7 +106,7 @@ def check_operands(
                 f"{name} has shape {tuple(vector.shape)}; it must be ({hidden},), "
                 "the last dimension of the sources"
             )
-    if recency_bias is not None and recency_bias.numel() != 1:
+    if isinstance(recency_bias, Tensor) and recency_bias.numel() != 1:
         raise ValueError(
             f"recency_bias has shape {tuple(recency_bias.shape)}; it must be one number"
         )

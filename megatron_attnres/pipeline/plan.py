@@ -118,7 +118,7 @@ class PipelinePlan:
             layers=range(first_layer, end_layer),
             available=tuple(range(completed_before)),
             produced=tuple(range(completed_before, completed_after)),
-            starts_with_partial=self._inside_block(start),
+            starts_with_partial=index > 0 and self._inside_block(start),
         )
 
     def _completed(self, sublayers: int) -> int:

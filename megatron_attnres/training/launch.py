@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT
+
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 
@@ -54,10 +56,20 @@ def _wait(ranks: Sequence[subprocess.Popen]) -> int:
         statuses = [rank.poll() for rank in ranks]
         failed = [status for status in statuses if status]
         if failed:
+            if failed[0] == EXIT_STATUS_BAD_INPUT:
+                # All ranks end so, and rank 0, which says why, may not be the first.
+                _wait_a_moment(ranks)
             # A rank killed by signal n shows as -n; shells and schedulers expect 128 + n.
             return failed[0] if failed[0] > 0 else 128 - failed[0]
         if all(status == 0 for status in statuses):
             return 0
+        time.sleep(POLL_SECONDS)
+
+
+def _wait_a_moment(ranks: Sequence[subprocess.Popen]) -> None:
+    """Return when all ranks have ended, or after the grace period."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < deadline and any(rank.poll() is None for rank in ranks):
         time.sleep(POLL_SECONDS)
 
 

@@ -205,7 +205,16 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _lines_up_to(path: Path, iteration: int) -> list[str]:
+    """The whole lines of iterations that a resumed run will not do again."""
     if iteration == 0 or not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [line for line in lines if json.loads(line)["iteration"] <= iteration]
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            if json.loads(line)["iteration"] > iteration:
+                break
+        except (ValueError, TypeError, KeyError):
+            # The line at which an interrupted run was stopped; what follows is done again.
+            break
+        kept.append(line)
+    return kept

@@ -133,7 +133,7 @@ def test_a_number_of_blocks_is_made_exactly_or_refused(prefix, layers, blocks):
         assert "\n" not in str(error.value)
 
 
-@given(layers=st.integers(1, 40), size=st.integers(-1, 90))
+@given(layers=st.integers(1, 8), size=st.integers(-1, 18))
 def test_a_block_size_is_taken_from_one_to_all_sublayers(prefix, layers, size):
     flags = right_flags(prefix) | {"num-layers": layers, "attn-res-block-size": size}
     if 1 <= size <= 2 * layers:
@@ -233,3 +233,9 @@ def test_defaults_are_the_papers():
     assert arguments.attn_res_sources == "delta"
     assert arguments.attn_res_recency_bias is None
     assert arguments.zero_stage == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("data-path", "nowhere/corpus"), ("split", "9,x")])
+def test_data_is_looked_at_before_any_rank_starts(name, value, prefix):
+    with pytest.raises(InputError, match=f"^--{name} {value}: "):
+        read_configuration(as_arguments(right_flags(prefix) | {name: value}))

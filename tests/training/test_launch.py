@@ -78,3 +78,13 @@ def test_ending_the_launcher_ends_the_ranks(script, tmp_path, number):
     for path in tmp_path.glob("pid*"):
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
+
+
+def test_the_rank_that_explains_bad_input_may_be_the_last_to_end(script, capfd):
+    program = script(
+        "time.sleep(0.5 if RANK == 0 else 0)\n"
+        "if RANK == 0: print('the reason', file=sys.stderr)\n"
+        "sys.exit(2)"
+    )
+    assert launch([program], 3) == 2
+    assert capfd.readouterr().err == "the reason\n"
