@@ -57,9 +57,8 @@ class CommandParser(argparse.ArgumentParser):
         for key, value in _read_yaml(path).items():
             name = str(key).replace("_", "-")
             if name not in actions:
-                raise InputError(
-                    f"--config {path}: unknown key {key!r}; allowed are {', '.join(sorted(actions))}"
-                )
+                known = ", ".join(sorted(actions))
+                raise InputError(f"--config {path}: unknown key {key!r}; allowed are {known}")
             flags += _flag(path, name, value, actions[name])
         return flags
 
