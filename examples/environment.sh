@@ -1,7 +1,7 @@
 # Sourced by the scripts of this project: makes or reuses .venv and sets PYTHON.
 #
-# torch comes through constraints.txt. On a host with an NVIDIA GPU the unpinned index is used, whose
-# build carries CUDA; elsewhere the pinned CPU-capable build of the same version is taken.
+# torch is pinned by constraints.txt. The package index's Linux build of it carries CUDA, so a host
+# with an NVIDIA GPU uses the GPU without further flags.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${VENV:-$ROOT/.venv}"

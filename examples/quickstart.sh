@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a small GPT with Block Attention Residuals on real text, on 4 ranks of this machine:
-# 2 pipeline stages x 2 virtual stages, 2 data-parallel replicas, ZeRO-1. About 5 minutes on 2 cores.
+# 2 pipeline stages x 2 virtual stages, 2 data-parallel replicas, ZeRO-1. About 4 minutes on 2 cores.
 #
 # The corpus is the standard library of the running Python. Results: runs/quickstart.
 set -euo pipefail
@@ -12,11 +12,11 @@ LIBRARY="$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"]
 mkdir -p "$RUN"
 
 if [[ ! -f "$RUN/tokenizer.model" ]]; then
-    "$PYTHON" tools/train_tokenizer.py --input "$LIBRARY" --exclude site-packages \
+    "$PYTHON" tools/train_tokenizer.py --input "$LIBRARY" --exclude site-packages '*.txt' \
         --vocab-size 4096 --output "$RUN/tokenizer.model"
 fi
 if [[ ! -f "$RUN/library_text_document.idx" ]]; then
-    "$PYTHON" tools/preprocess_data.py --input "$LIBRARY" --exclude site-packages \
+    "$PYTHON" tools/preprocess_data.py --input "$LIBRARY" --exclude site-packages '*.txt' \
         --tokenizer-model "$RUN/tokenizer.model" --output-prefix "$RUN/library"
 fi
 
