@@ -31,6 +31,8 @@ class Case:
     micro_batch_size: int = 2
     recompute: str = "none"
     overlap: bool = True
+    policy: str = "cached"
+    early_relay: bool = True
 
     def on_one_process(self) -> "Case":
         """The same global batch on one rank, as more micro-batches."""
@@ -39,6 +41,8 @@ class Case:
             layout=ParallelLayout(),
             num_microbatches=self.num_microbatches * self.layout.data,
             recompute="none",
+            policy="cached",
+            early_relay=True,
         )
 
 
@@ -77,7 +81,9 @@ def build(case: Case, dtype: torch.dtype) -> tuple[ParallelGroups, PipelineStep]
         case.micro_batch_size,
         dtype,
         SEED,
-        ScheduleConfig(case.layout.pipeline, case.overlap, case.recompute),
+        ScheduleConfig(
+            case.layout.pipeline, case.overlap, case.recompute, case.policy, case.early_relay
+        ),
     )
     for chunk in step.chunks:
         for name, parameter in chunk.module.named_parameters():
@@ -108,15 +114,13 @@ def microbatches(case: Case, data_rank: int, seed: int = 0) -> list[dict[str, Te
 def run_step(case: Case, groups: ParallelGroups, step: PipelineStep, seed: int = 0) -> Any:
     """Forward and backward of one batch, gradients averaged over data-parallel ranks."""
     batches = microbatches(case, groups.data_rank, seed)
-    losses, traffic = step.run(
-        forward_step, [iter(batches) for _ in step.chunks], case.num_microbatches
-    )
+    record = step.run(forward_step, [iter(batches) for _ in step.chunks], case.num_microbatches)
     finish_gradients(step.chunks, groups.collection, lambda parameter: parameter.grad)
     for chunk in step.chunks:
         for parameter in chunk.parameters():
             distributed.all_reduce(parameter.grad, group=groups.collection.dp)
             parameter.grad /= case.layout.data
-    return losses, traffic
+    return record
 
 
 def full_gradients(groups: ParallelGroups, step: PipelineStep) -> dict[str, Tensor]:
@@ -162,23 +166,23 @@ def gradients_of(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Te
     """
     groups, step = build(case, dtype)
     try:
-        _, traffic = run_step(case, groups, step)
-        assert traffic.bytes_by_hop == planned_bytes(case, groups, dtype.itemsize), case
+        traffic = run_step(case, groups, step).traffic
+        assert traffic.bytes_sent == planned_bytes(case, groups, dtype.itemsize), case
         return full_gradients(groups, step)
     finally:
         restart_job()
 
 
 def planned_bytes(case: Case, groups: ParallelGroups, itemsize: int) -> dict[Any, int]:
-    """What this rank sends in one step by the plan: (direction, hop) -> bytes."""
+    """What this rank sends in one step by the plan: (direction, hop, lane) -> bytes."""
     model, layout = case.model, case.layout
     shards = layout.tensor if layout.sequence_parallel else 1
     entry = model.seq_length // shards * case.micro_batch_size * model.hidden_size * itemsize
     sent = {}
-    for hop in make_plan(model, layout).hops:
-        size = hop.entries * entry * case.num_microbatches
-        if hop.index % layout.pipeline == groups.pipeline_rank:
-            sent["forward", hop.index] = size
-        if (hop.index + 1) % layout.pipeline == groups.pipeline_rank:
-            sent["backward", hop.index] = size
+    for hop in make_plan(model, layout, case.policy).hops:
+        relayed = len(hop.relayed) if case.early_relay else 0
+        for lane, entries in (("critical", hop.entries - relayed), ("relay", relayed)):
+            for direction, sender in (("forward", hop.index), ("backward", hop.index + 1)):
+                if entries and sender % layout.pipeline == groups.pipeline_rank:
+                    sent[direction, hop.index, lane] = entries * entry * case.num_microbatches
     return sent

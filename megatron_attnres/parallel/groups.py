@@ -70,15 +70,21 @@ def initialize_groups(layout: ParallelLayout, timeout: timedelta) -> ParallelGro
     return ParallelGroups(layout, collection, timeout)
 
 
-def initialize_distributed(timeout: timedelta, backend: str) -> None:
+def initialize_distributed(timeout: timedelta, backend: str | None) -> None:
     """Join the job that the launcher describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
     A process started without a launcher becomes a job of one rank.
+
+    Args:
+        timeout: of the group of all ranks.
+        backend: of torch.distributed; None is nccl where CUDA exists, else gloo.
     """
-    if "RANK" not in os.environ:
+    if backend is None:
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if "RANK" in os.environ:
+        distributed.init_process_group(backend, timeout=timeout)
+    else:
         store = distributed.HashStore()
         distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-        return
-    if backend == "nccl":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    distributed.init_process_group(backend, timeout=timeout)

@@ -12,6 +12,8 @@ class ParallelLayout:
         pipeline: P stages.
         virtual_pipeline: V chunks per stage; 1 is plain 1F1B.
         data: DP replicas.
+        layers_per_chunk: layers of each of the P x V chunks in model order; None for equal chunks.
+            The first may have none (embedding only) and the last (head only).
         sequence_parallel: shard activations between tensor-parallel regions along the sequence.
     """
 
@@ -20,6 +22,7 @@ class ParallelLayout:
     virtual_pipeline: int = 1
     data: int = 1
     sequence_parallel: bool = False
+    layers_per_chunk: tuple[int, ...] | None = None
 
     @property
     def world_size(self) -> int:

@@ -1,14 +1,12 @@
 """Point-to-point communication of ours under Megatron-Core's schedules."""
 
 from collections import deque
-from dataclasses import dataclass, field
 
-import torch
 from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from torch import Tensor, distributed
 
-from megatron_attnres.pipeline.lanes import Lanes
+from megatron_attnres.pipeline.boundary import packed_entries
 from megatron_attnres.pipeline.messages import (
     Direction,
     Message,
@@ -19,45 +17,23 @@ from megatron_attnres.pipeline.messages import (
     forward_sends,
 )
 from megatron_attnres.pipeline.plan import PipelinePlan
+from megatron_attnres.pipeline.relay import RelayExchange
 from megatron_attnres.pipeline.transfer import Transfer
-
-
-@dataclass
-class Traffic:
-    """Payload bytes that this rank handed to torch.distributed in one step.
-
-    Attributes:
-        bytes_by_hop: by direction and hop.
-    """
-
-    bytes_by_hop: dict[tuple[Direction, int], int] = field(default_factory=dict)
-
-    def count(self, message: Message, num_bytes: int) -> None:
-        """Add one message."""
-        key = message.direction, message.hop
-        self.bytes_by_hop[key] = self.bytes_by_hop.get(key, 0) + num_bytes
-
-    def total(self, direction: Direction) -> int:
-        """Bytes sent in one direction over all hops."""
-        return sum(size for (way, _), size in self.bytes_by_hop.items() if way == direction)
+from megatron_attnres.pipeline.wire import Traffic, Wire
 
 
 class AttnResP2PCommunicator(P2PCommunicator):
-    """Sizes every transfer from the plan, gives every direction its lane, counts what it sends.
+    """Sizes every transfer from the plan and gives every message its lane.
 
     Every public method of Megatron-Core's communicator goes through ``_communicate``; this class
     overrides that one. A step is bracketed by ``begin_step`` and ``end_step``.
-
-    Sends are not waited for when they are posted: a blocking schedule would make a stage wait
-    until its neighbour has read. They are completed at the latest by ``end_step``.
 
     Args:
         pp_group: pipeline group.
         config: Megatron-Core's configuration.
         plan: the pipeline plan.
-        lanes: of this pipeline group.
-        entry_shape: of one entry, [s, b, h] (s / TP under sequence parallelism).
-        device: of receive buffers.
+        wire: this rank's end of the lanes.
+        relay: of this rank; None packs relayed entries with the critical ones.
     """
 
     def __init__(
@@ -65,18 +41,14 @@ class AttnResP2PCommunicator(P2PCommunicator):
         pp_group: distributed.ProcessGroup,
         config: ModelParallelConfig,
         plan: PipelinePlan,
-        lanes: Lanes,
-        entry_shape: tuple[int, int, int],
-        device: torch.device,
+        wire: Wire,
+        relay: RelayExchange | None,
     ) -> None:
         super().__init__(pp_group, config)
         self.plan = plan
-        self.lanes = lanes
-        self.entry_shape = entry_shape
-        self.device = device
+        self._wire = wire
+        self._relay = relay
         self._expected: dict[str, deque[Message]] = {}
-        self._outbox: list[Transfer] = []
-        self._traffic = Traffic()
 
     def begin_step(self, table: ScheduleTable, forward_only: bool) -> None:
         """Derive the step's messages, in order, from Megatron-Core's schedule table."""
@@ -88,20 +60,20 @@ class AttnResP2PCommunicator(P2PCommunicator):
             "backward send": deque(backward_sends(self.plan, rank, backward_table)),
             "backward receive": deque(backward_receives(self.plan, rank, backward_table)),
         }
-        self._traffic = Traffic()
 
     def end_step(self) -> Traffic:
         """Complete what is still under way and hand out the step's byte counts.
 
         Raises:
-            RuntimeError: the schedule left a planned message out.
+            RuntimeError: a planned message was left out; names it.
         """
-        while self._outbox:
-            self._outbox.pop().wait()
+        self._wire.complete_sends()
         for kind, messages in self._expected.items():
             if messages:
                 raise RuntimeError(f"the step ended before its {kind} of {messages[0]}")
-        return self._traffic
+        if self._relay is not None:
+            self._relay.check_empty()
+        return self._wire.take_traffic()
 
     def _communicate(
         self,
@@ -120,44 +92,37 @@ class AttnResP2PCommunicator(P2PCommunicator):
             here, the receives' transfers under Megatron-Core's names.
         """
         receives: dict[str, Transfer] = {}
-        from_prev = from_next = None
         if recv_prev:
-            from_prev, receives["recv_prev"] = self._receive("forward", self.prev_rank)
+            receives["recv_prev"] = self._receive("forward")
         if recv_next:
-            from_next, receives["recv_next"] = self._receive("backward", self.next_rank)
+            receives["recv_next"] = self._receive("backward")
         if tensor_send_next is not None:
-            self._send("forward", tensor_send_next, self.next_rank)
+            self._send("forward", tensor_send_next)
         if tensor_send_prev is not None:
-            self._send("backward", tensor_send_prev, self.prev_rank)
+            self._send("backward", tensor_send_prev)
+        from_prev, from_next = (
+            receives[name].tensor if name in receives else None
+            for name in ("recv_prev", "recv_next")
+        )
         if not wait_on_reqs:
             return from_prev, from_next, receives
         for transfer in receives.values():
             transfer.wait()
         return from_prev, from_next, None
 
-    def _receive(self, direction: Direction, peer: int) -> tuple[Tensor, Transfer]:
+    def _receive(self, direction: Direction) -> Transfer:
         message = self._next(f"{direction} receive")
-        buffer = torch.empty(
-            self._shape(message), dtype=self.config.pipeline_dtype, device=self.device
-        )
-        lane = self.lanes.receiving(direction, self.pp_group.rank())
-        request = distributed.irecv(buffer, peer, group=lane)
-        return buffer.requires_grad_(), Transfer(message, peer, buffer, request, sending=False)
+        transfer = self._wire.receive(message, "critical", self._entries(message))
+        transfer.tensor.requires_grad_()
+        if self._relay is not None:
+            self._relay.post_receive(message)
+        return transfer
 
-    def _send(self, direction: Direction, tensor: Tensor, peer: int) -> None:
+    def _send(self, direction: Direction, tensor: Tensor) -> None:
         message = self._next(f"{direction} send")
-        if tuple(tensor.shape) != self._shape(message):
-            raise RuntimeError(
-                f"{message}: the tensor to send is {tuple(tensor.shape)}, the plan says "
-                f"{self._shape(message)}"
-            )
-        # An alias of its own: the schedule drops the output tensor's storage after this call.
-        payload = tensor.detach().contiguous()
-        lane = self.lanes.sending(direction, self.pp_group.rank())
-        request = distributed.isend(payload, peer, group=lane)
-        self._traffic.count(message, payload.numel() * payload.element_size())
-        self._outbox = [transfer for transfer in self._outbox if not transfer.is_completed()]
-        self._outbox.append(Transfer(message, peer, payload, request, sending=True))
+        self._wire.send(message, "critical", tensor, self._entries(message))
+        if self._relay is not None and direction == "backward":
+            self._relay.send_gradients(message)
 
     def _next(self, kind: str) -> Message:
         messages = self._expected.get(kind)
@@ -165,5 +130,5 @@ class AttnResP2PCommunicator(P2PCommunicator):
             raise RuntimeError(f"the schedule asks for a {kind} that the plan does not have")
         return messages.popleft()
 
-    def _shape(self, message: Message) -> tuple[int, ...]:
-        return (self.plan.hops[message.hop].entries, *self.entry_shape)
+    def _entries(self, message: Message) -> int:
+        return packed_entries(self.plan.hops[message.hop], self._relay is not None)

@@ -2,11 +2,11 @@
 
 Megatron-Core puts both directions into one group. At P = 2 the next and the previous rank are the
 same peer, messages between two peers match first-in first-out, and with V > 1 activations and
-gradients cross over. Here every message kind has a lane per edge of the ring:
+gradients cross over. Here every kind of message has a lane per edge of the ring:
 
+- critical and relayed entries use different groups, forward and backward too;
 - the edge out of an even pipeline rank and the edge out of an odd one use different groups, so at
-  P = 2 the two edges between the same two ranks never share one;
-- forward and backward use different groups.
+  P = 2 the two edges between the same two ranks never share one.
 
 So between two ranks one lane carries messages one way, and the posting order on it is the order
 of ``pipeline/messages.py`` on both ends.
@@ -15,12 +15,16 @@ of ``pipeline/messages.py`` on both ends.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import product
 
+import torch
 from torch import distributed
 
-from megatron_attnres.pipeline.messages import Direction
+from megatron_attnres.pipeline.messages import Direction, LaneKind
 
+KINDS: tuple[LaneKind, ...] = ("critical", "relay")
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+PARITIES = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -28,21 +32,47 @@ class Lanes:
     """The lanes of one pipeline group.
 
     Attributes:
-        group_of: (direction, parity of the sending rank's edge) -> process group.
-        size: P.
+        group_of: (kind, direction, parity of the sending rank) -> process group.
+        ranks: global ranks of the pipeline group, in stage order.
     """
 
-    group_of: dict[tuple[Direction, int], distributed.ProcessGroup]
-    size: int
+    group_of: dict[tuple[LaneKind, Direction, int], distributed.ProcessGroup]
+    ranks: tuple[int, ...]
 
-    def sending(self, direction: Direction, rank: int) -> distributed.ProcessGroup:
-        """The lane on which a pipeline rank sends in a direction."""
-        return self.group_of[direction, rank % 2]
+    def receiver(self, direction: Direction, rank: int) -> int:
+        """The pipeline rank to which a rank sends in a direction."""
+        return (rank + (1 if direction == "forward" else -1)) % len(self.ranks)
 
-    def receiving(self, direction: Direction, rank: int) -> distributed.ProcessGroup:
-        """The lane on which a pipeline rank receives in a direction."""
-        sender = rank - 1 if direction == "forward" else rank + 1
-        return self.sending(direction, sender % self.size)
+    def sender(self, direction: Direction, rank: int) -> int:
+        """The pipeline rank from which a rank receives in a direction."""
+        return (rank - (1 if direction == "forward" else -1)) % len(self.ranks)
+
+    def sending(self, kind: LaneKind, direction: Direction, rank: int) -> distributed.ProcessGroup:
+        """The lane on which a pipeline rank sends."""
+        return self.group_of[kind, direction, rank % 2]
+
+    def receiving(
+        self, kind: LaneKind, direction: Direction, rank: int
+    ) -> distributed.ProcessGroup:
+        """The lane on which a pipeline rank receives."""
+        return self.sending(kind, direction, self.sender(direction, rank))
+
+    def warm_up(self, rank: int, device: torch.device) -> None:
+        """Send one number over every lane of every edge, one after the other.
+
+        NCCL makes a communicator per pair of ranks at their first transfer. Made on demand, in an
+        order that differs between ranks, these can wait for each other for ever; here every rank
+        goes through the edges in the same order.
+        """
+        number = torch.zeros(1, device=device)
+        for kind, direction in product(KINDS, DIRECTIONS):
+            for sender in range(len(self.ranks)):
+                receiver = self.receiver(direction, sender)
+                lane = self.sending(kind, direction, sender)
+                if rank == sender:
+                    distributed.send(number, self.ranks[receiver], group=lane)
+                elif rank == receiver:
+                    distributed.recv(number, self.ranks[sender], group=lane)
 
 
 def create_lanes(
@@ -64,14 +94,11 @@ def create_lanes(
             continue
         # Every rank takes part in the creation of every group, in the same order.
         groups = {
-            (direction, parity): distributed.new_group(
-                list(ranks),
-                timeout=timeout,
-                group_desc=f"{direction} lane {'odd' if parity else 'even'}",
+            (kind, direction, parity): distributed.new_group(
+                list(ranks), timeout=timeout, group_desc=f"{kind} {direction} lane {parity}"
             )
-            for direction in DIRECTIONS
-            for parity in (0, 1)
+            for kind, direction, parity in product(KINDS, DIRECTIONS, PARITIES)
         }
         if rank in ranks:
-            mine = Lanes(groups, len(ranks))
+            mine = Lanes(groups, tuple(ranks))
     return mine

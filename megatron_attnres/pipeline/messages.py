@@ -2,8 +2,14 @@
 
 No index travels on the wire. Both ends of a hop derive the same order from Megatron-Core's
 schedule table, which lists (micro-batch, virtual stage) in the order of every rank's forwards;
-backwards follow the same table with the virtual stages reversed. A rank receives in the order in
-which its neighbour sends.
+backwards follow the same table with the virtual stages reversed.
+
+Posting order, on every lane of every edge: the sender posts in the order in which it runs its
+chunks, the receiver posts in the order in which its neighbour sends. That holds for the critical
+lanes, where Megatron-Core's schedule asks for each transfer, and for the relay lanes, which follow
+them: a relay receive is posted together with the critical receive of the same message, a relay send
+when its chunk starts (forward) or right after the critical gradient (backward). Both are the order
+of the critical messages with those left out that relay nothing.
 """
 
 from collections.abc import Sequence
@@ -12,6 +18,7 @@ from typing import Literal, NamedTuple
 from megatron_attnres.pipeline.plan import PipelinePlan
 
 Direction = Literal["forward", "backward"]
+LaneKind = Literal["critical", "relay"]
 ScheduleTable = Sequence[tuple[int, int]]
 
 

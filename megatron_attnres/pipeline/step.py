@@ -7,10 +7,27 @@ from typing import Any
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from megatron_attnres.pipeline.cache import BlockCache
 from megatron_attnres.pipeline.chunk import PipelineChunk
-from megatron_attnres.pipeline.communicator import AttnResP2PCommunicator, Traffic
+from megatron_attnres.pipeline.communicator import AttnResP2PCommunicator
+from megatron_attnres.pipeline.wire import Traffic
 
 ForwardStep = Callable[[Iterator[Any], PipelineChunk], tuple[Any, Callable[..., Any]]]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one step leaves.
+
+    Attributes:
+        losses: what the loss function reduced of every micro-batch; empty off the last stage.
+        traffic: bytes that this rank sent.
+        peak_cached_entries: most sources that this rank's cache held at once.
+    """
+
+    losses: list[dict[str, Any]]
+    traffic: Traffic
+    peak_cached_entries: int
 
 
 @dataclass(frozen=True)
@@ -20,6 +37,7 @@ class PipelineStep:
     Attributes:
         chunks: this rank's chunks, by virtual stage.
         communicator: None where the pipeline has a single stage.
+        cache: of this rank.
         groups: process groups.
         seq_length: s; the communicator's sizes come from the plan, Megatron-Core still asks.
         micro_batch_size: b.
@@ -27,6 +45,7 @@ class PipelineStep:
 
     chunks: Sequence[PipelineChunk]
     communicator: AttnResP2PCommunicator | None
+    cache: BlockCache
     groups: ProcessGroupCollection
     seq_length: int
     micro_batch_size: int
@@ -37,7 +56,7 @@ class PipelineStep:
         data_iterators: Sequence[Iterator[Any]],
         num_microbatches: int,
         forward_only: bool = False,
-    ) -> tuple[list[dict[str, Any]], Traffic]:
+    ) -> StepRecord:
         """Forward (and backward) of every micro-batch.
 
         Args:
@@ -47,18 +66,14 @@ class PipelineStep:
             num_microbatches: M.
             forward_only: skip the backward, for validation.
 
-        Returns:
-            What the loss function reduced of every micro-batch (on the last stage, elsewhere
-            nothing), and the bytes that this rank sent.
-
         Raises:
             PipelineTransferError: a neighbour was lost.
+            RuntimeError: cache, deposits or a lane are not empty at the end; names the entry.
         """
         schedule = schedules.get_forward_backward_func(
             pp_size=self.groups.pp.size(), vp_size=self._virtual_size
         )
-        if self.communicator is not None:
-            self.communicator.begin_step(self._table(num_microbatches), forward_only)
+        self._begin(num_microbatches, forward_only)
         losses = schedule(
             forward_step_func=forward_step,
             data_iterator=list(data_iterators),
@@ -70,8 +85,19 @@ class PipelineStep:
             p2p_communicator=self.communicator,
             pg_collection=self.groups,
         )
+        return StepRecord(losses, self._end(), self.cache.peak_entries)
+
+    def _begin(self, num_microbatches: int, forward_only: bool) -> None:
+        self.cache.begin_step()
+        for chunk in self.chunks:
+            chunk.boundary.begin_step()
+        if self.communicator is not None:
+            self.communicator.begin_step(self._table(num_microbatches), forward_only)
+
+    def _end(self) -> Traffic:
         traffic = self.communicator.end_step() if self.communicator is not None else Traffic()
-        return losses, traffic
+        self.cache.check_empty()
+        return traffic
 
     @property
     def _virtual_size(self) -> int | None:

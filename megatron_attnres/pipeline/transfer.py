@@ -2,7 +2,7 @@
 
 from torch import Tensor, distributed
 
-from megatron_attnres.pipeline.messages import Message
+from megatron_attnres.pipeline.messages import LaneKind, Message
 
 
 class PipelineTransferError(RuntimeError):
@@ -17,6 +17,7 @@ class Transfer:
 
     Args:
         message: what crosses.
+        kind: of the lane.
         peer: global rank at the other end.
         tensor: the buffer; kept alive until the transfer is complete.
         request: torch.distributed's handle.
@@ -24,31 +25,36 @@ class Transfer:
     """
 
     def __init__(
-        self, message: Message, peer: int, tensor: Tensor, request: distributed.Work, sending: bool
+        self,
+        message: Message,
+        kind: LaneKind,
+        peer: int,
+        tensor: Tensor,
+        request: distributed.Work,
+        sending: bool,
     ) -> None:
         self.message = message
-        self.peer = peer
-        self._tensor: Tensor | None = tensor
-        self._request = request
-        self._verb = "send to" if sending else "receive from"
+        self.tensor = tensor
+        self._request: distributed.Work | None = request
+        self._what = (
+            f"{message}, {kind} lane: {'send to' if sending else 'receive from'} rank {peer}"
+        )
 
-    def wait(self) -> None:
-        """Return when the transfer is complete.
+    def wait(self) -> Tensor:
+        """Return the buffer when the transfer is complete.
 
         Raises:
             PipelineTransferError: the peer is gone or the process group's timeout has passed.
         """
-        if self._tensor is None:
-            return
-        try:
-            self._request.wait()
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise PipelineTransferError(
-                f"{self.message}: {self._verb} rank {self.peer} failed: {reason}"
-            ) from error
-        self._tensor = None
+        if self._request is not None:
+            try:
+                self._request.wait()
+            except RuntimeError as error:
+                reason = str(error).splitlines()[0]
+                raise PipelineTransferError(f"{self._what} failed: {reason}") from error
+            self._request = None
+        return self.tensor
 
     def is_completed(self) -> bool:
         """Whether the transfer is over, without waiting."""
-        return self._tensor is None or self._request.is_completed()
+        return self._request is None or self._request.is_completed()

@@ -21,6 +21,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         _add_model,
         _add_attention_residuals,
         _add_parallelism,
+        _add_pipeline_payload,
         _add_data,
         _add_training,
         _add_optimizer,
@@ -91,6 +92,31 @@ def _add_attention_residuals(parser: argparse.ArgumentParser) -> None:
         choices=["delta", "cumulative"],
         default="delta",
         help="delta: a block's own sum (paper); cumulative: the running hidden state",
+    )
+
+
+def _add_pipeline_payload(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pipeline payload")
+    add = group.add_argument
+    add(
+        "--attn-res-pipeline",
+        choices=["naive", "cached"],
+        default="cached",
+        help="naive: a hop carries every source; cached: only what the receiving rank lacks",
+    )
+    add(
+        "--attn-res-early-relay",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="send received sources on before the chunk computes, on lanes of their own",
+    )
+    add(
+        "--pipeline-layers-per-chunk",
+        type=int,
+        nargs="+",
+        metavar="LAYERS",
+        help="layers of each of the P x V chunks in model order, where they are not equal; 0 for "
+        "an embedding-only first or head-only last chunk",
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_attnres.errors import InputError
+from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.training.run_config import RunConfig
 
 POSITIVE = [
@@ -105,7 +106,7 @@ def check_run(config: RunConfig) -> None:
     """
     _check_heads(config)
     _check_blocks(config)
-    _check_pipeline(config)
+    check_chunks(config.model.num_layers, config.layout)
     _check_tensor_parallel(config)
     _check_batches(config)
 
@@ -209,18 +210,34 @@ def _check_blocks(config: RunConfig) -> None:
         )
 
 
-def _check_pipeline(config: RunConfig) -> None:
-    layout, layers = config.layout, config.model.num_layers
-    stages, virtual = layout.pipeline, layout.virtual_pipeline
+def check_chunks(num_layers: int, layout: ParallelLayout) -> None:
+    """Refuse layers that do not make P x V chunks.
+
+    Raises:
+        InputError: see above.
+    """
+    stages, virtual, given = layout.pipeline, layout.virtual_pipeline, layout.layers_per_chunk
     if virtual > 1 and stages == 1:
         raise InputError(
             f"--virtual-pipeline-model-parallel-size {virtual}: needs "
             "--pipeline-model-parallel-size of 2 or more, which is 1"
         )
-    if layers % layout.num_chunks:
+    chunks = (
+        f"--pipeline-model-parallel-size {stages} x "
+        f"--virtual-pipeline-model-parallel-size {virtual} = {layout.num_chunks}"
+    )
+    if given is None:
+        if num_layers % layout.num_chunks:
+            raise InputError(f"--num-layers {num_layers}: must be divisible by {chunks}")
+        return
+    typed = f"--pipeline-layers-per-chunk {' '.join(map(str, given))}"
+    if len(given) != layout.num_chunks:
+        raise InputError(f"{typed}: has {len(given)} chunks; give {chunks}")
+    if sum(given) != num_layers:
+        raise InputError(f"{typed}: has {sum(given)} layers in all; --num-layers is {num_layers}")
+    if min(given) < 0 or 0 in given[1:-1]:
         raise InputError(
-            f"--num-layers {layers}: must be divisible by --pipeline-model-parallel-size {stages} "
-            f"x --virtual-pipeline-model-parallel-size {virtual} = {layout.num_chunks}"
+            f"{typed}: every chunk but the first (embedding) and the last (head) needs a layer"
         )
 
 

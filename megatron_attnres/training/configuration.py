@@ -50,6 +50,8 @@ def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
             arguments.microbatch_group_size_per_virtual_pipeline_stage or layout.pipeline,
             arguments.overlap_p2p_communication,
             arguments.recompute_granularity,
+            arguments.attn_res_pipeline,
+            arguments.attn_res_early_relay,
         ),
         optimizer=_optimizer(arguments),
         tokenizer=tokenizer_config,
@@ -103,7 +105,7 @@ def _model(arguments: argparse.Namespace, vocab_size: int) -> ModelConfig:
         tied_embeddings=not arguments.untie_embeddings_and_output_weights,
         attn_res=AttnResConfig(
             arguments.attn_res_mode,
-            _block_size(arguments, 2 * sizes["num_layers"]),
+            block_size_of(arguments, 2 * sizes["num_layers"]),
             arguments.attn_res_sources,
             arguments.attn_res_recency_bias,
         ),
@@ -131,7 +133,7 @@ def _sizes(arguments: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def _block_size(arguments: argparse.Namespace, num_sublayers: int) -> int:
+def block_size_of(arguments: argparse.Namespace, num_sublayers: int) -> int:
     """S from whichever flag gives it.
 
     Raises:
@@ -177,6 +179,7 @@ def _layout(arguments: argparse.Namespace) -> ParallelLayout:
         arguments.virtual_pipeline_model_parallel_size,
         world_size // model_ranks,
         arguments.sequence_parallel,
+        tuple(arguments.pipeline_layers_per_chunk) if arguments.pipeline_layers_per_chunk else None,
     )
 
 

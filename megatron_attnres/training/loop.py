@@ -79,13 +79,13 @@ class TrainingLoop:
     ) -> IterationMetrics:
         """Forward, backward, finish gradients, update; advances the state."""
         start = time.perf_counter()
-        losses, traffic = self._step.run(forward_step, iterators, self._config.num_microbatches)
+        record = self._step.run(forward_step, iterators, self._config.num_microbatches)
         finish_gradients(self._step.chunks, self._groups.collection, main_gradient)
         learning_rate = current_learning_rate(self._optimizer)
         update = self._optimizer.step()
         self._scheduler.step(1)
-        lm_loss = mean_loss_of_batch(losses, self._groups)
-        bytes_forward, bytes_backward = bytes_of_all_ranks(traffic)
+        lm_loss = mean_loss_of_batch(record.losses, self._groups)
+        bytes_forward, bytes_backward = bytes_of_all_ranks(record.traffic)
         seconds = time.perf_counter() - start
 
         batch = self._config.loop.global_batch_size
@@ -113,10 +113,10 @@ class TrainingLoop:
         losses: list[dict[str, Tensor]] = []
         with torch.no_grad():
             for _ in range(self._config.loop.eval_iters):
-                of_batch, _ = self._step.run(
+                record = self._step.run(
                     forward_step, iterators, self._config.num_microbatches, forward_only=True
                 )
-                losses += of_batch
+                losses += record.losses
         return mean_loss_of_batch(losses, self._groups)
 
     def _iterators(self, batches: Iterator[Batch]) -> list[Iterator[Batch]]:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from megatron_attnres.errors import InputError
 from megatron_attnres.parallel.cpu import device
 from megatron_attnres.parallel.groups import ParallelGroups
-from megatron_attnres.pipeline.communicator import Traffic
+from megatron_attnres.pipeline.wire import Traffic
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """A whole run on one rank: join the job, build, resume, train, sum up."""
 
+from dataclasses import asdict
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed
@@ -11,13 +13,14 @@ from megatron_attnres.data.token_ids import check_token_ids
 from megatron_attnres.data.tokenizers import Tokenizer
 from megatron_attnres.optimizer.build import build_optimizer
 from megatron_attnres.optimizer.learning_rate import build_learning_rate_scheduler
+from megatron_attnres.parallel.agreement import check_same_on_all_ranks
 from megatron_attnres.parallel.groups import (
     ParallelGroups,
     initialize_distributed,
     initialize_groups,
 )
 from megatron_attnres.training.batches import BatchSource
-from megatron_attnres.training.build import build_step
+from megatron_attnres.training.build import build_step, make_plan
 from megatron_attnres.training.checkpoint import Resumable, TrainingState
 from megatron_attnres.training.loop import TrainingLoop
 from megatron_attnres.training.metrics import JsonLinesFile, ProgressBar, Sinks, TensorBoardFile
@@ -36,9 +39,28 @@ def pretrain(config: RunConfig, tokenizer: Tokenizer) -> None:
     timeout = timedelta(minutes=config.timeout_minutes)
     initialize_distributed(timeout, config.backend)
     try:
+        check_same_on_all_ranks(plan_description(config))
         _run(config, tokenizer, initialize_groups(config.layout, timeout))
     finally:
         distributed.destroy_process_group()
+
+
+def plan_description(config: RunConfig) -> dict[str, Any]:
+    """All that decides who sends what to whom, and in which shape and order."""
+    model = config.model
+    plan = make_plan(model, config.layout, config.schedule.policy)
+    return {
+        **asdict(plan),
+        **{f"layout {name}": value for name, value in asdict(config.layout).items()},
+        **asdict(config.schedule),
+        "attn_res_mode": model.attn_res.mode,
+        "seq_length": model.seq_length,
+        "hidden_size": model.hidden_size,
+        "precision": config.optimizer.precision,
+        "micro_batch_size": config.loop.micro_batch_size,
+        "num_microbatches": config.num_microbatches,
+        "train_iters": config.loop.train_iters,
+    }
 
 
 def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> None:

@@ -31,12 +31,12 @@ def train(
         losses, norms = [], []
         for seed in range(STEPS):
             batches = microbatches(case, groups.data_rank, seed)
-            found, _ = step.run(
+            record = step.run(
                 forward_step, [iter(batches) for _ in step.chunks], case.num_microbatches
             )
             finish_gradients(step.chunks, groups.collection, main_gradient)
             norms.append(optimizer.step().grad_norm)
-            losses.append(mean_loss_of_batch(found, groups))
+            losses.append(mean_loss_of_batch(record.losses, groups))
         return losses, norms, optimizer.optimizer_state_fraction()
     finally:
         restart_job()

@@ -1,0 +1,109 @@
+"""Where tensors are handed to torch.distributed: posting, counting, completing."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, distributed
+
+from megatron_attnres.pipeline.lanes import Lanes
+from megatron_attnres.pipeline.messages import Direction, LaneKind, Message
+from megatron_attnres.pipeline.transfer import Transfer
+
+
+@dataclass
+class Traffic:
+    """Payload bytes that this rank handed to torch.distributed in one step.
+
+    Attributes:
+        bytes_sent: by direction, hop and kind of lane.
+    """
+
+    bytes_sent: dict[tuple[Direction, int, LaneKind], int] = field(default_factory=dict)
+
+    def count(self, message: Message, kind: LaneKind, num_bytes: int) -> None:
+        """Add one message."""
+        key = message.direction, message.hop, kind
+        self.bytes_sent[key] = self.bytes_sent.get(key, 0) + num_bytes
+
+    def total(self, direction: Direction) -> int:
+        """Bytes sent in one direction over all hops and lanes."""
+        return sum(size for (way, _, _), size in self.bytes_sent.items() if way == direction)
+
+
+class Wire:
+    """One pipeline rank's end of all its lanes.
+
+    Sends are not waited for when they are posted: a stage would wait until its neighbour has read.
+    They are completed at the latest by ``complete_sends``.
+
+    Args:
+        lanes: of the pipeline group.
+        rank: pipeline rank.
+        entry_shape: of one entry, [s, b, h] (s / TP under sequence parallelism).
+        dtype: of entries.
+        device: of receive buffers.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        rank: int,
+        entry_shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._lanes = lanes
+        self._rank = rank
+        self._entry_shape = entry_shape
+        self._dtype = dtype
+        self._device = device
+        self._outbox: list[Transfer] = []
+        self._traffic = Traffic()
+
+    def receive(self, message: Message, kind: LaneKind, entries: int) -> Transfer:
+        """Post the receive of a stack of entries, [entries, s, b, h]."""
+        buffer = torch.empty((entries, *self._entry_shape), dtype=self._dtype, device=self._device)
+        peer = self._lanes.ranks[self._lanes.sender(message.direction, self._rank)]
+        lane = self._lanes.receiving(kind, message.direction, self._rank)
+        request = distributed.irecv(buffer, peer, group=lane)
+        return Transfer(message, kind, peer, buffer, request, sending=False)
+
+    def send(self, message: Message, kind: LaneKind, tensor: Tensor, entries: int) -> None:
+        """Post the send of a stack of entries.
+
+        Raises:
+            RuntimeError: the tensor is not what the plan says crosses.
+        """
+        planned = (entries, *self._entry_shape)
+        if tuple(tensor.shape) != planned:
+            raise RuntimeError(
+                f"{message}, {kind} lane: the tensor to send is {tuple(tensor.shape)}, the plan "
+                f"says {planned}"
+            )
+        # An alias of its own: the schedule drops an output tensor's storage after its send.
+        payload = tensor.detach().contiguous()
+        peer = self._lanes.ranks[self._lanes.receiver(message.direction, self._rank)]
+        lane = self._lanes.sending(kind, message.direction, self._rank)
+        request = distributed.isend(payload, peer, group=lane)
+        self._traffic.count(message, kind, payload.numel() * payload.element_size())
+        self._drop_completed()
+        self._outbox.append(Transfer(message, kind, peer, payload, request, sending=True))
+
+    def complete_sends(self) -> None:
+        """Wait for every send that is still under way."""
+        while self._outbox:
+            self._outbox.pop(0).wait()
+
+    def take_traffic(self) -> Traffic:
+        """The bytes counted since the last call."""
+        traffic, self._traffic = self._traffic, Traffic()
+        return traffic
+
+    def _drop_completed(self) -> None:
+        under_way = []
+        for transfer in self._outbox:
+            if transfer.is_completed():
+                transfer.wait()  # returns at once, or raises what went wrong
+            else:
+                under_way.append(transfer)
+        self._outbox = under_way
