@@ -105,7 +105,6 @@ def check_run(config: RunConfig) -> None:
         InputError: see above.
     """
     _check_heads(config)
-    _check_blocks(config)
     check_chunks(config.model.num_layers, config.layout)
     _check_tensor_parallel(config)
     _check_batches(config)
@@ -136,21 +135,7 @@ def _check_writable(name: str, path: str, folder: Path) -> None:
 
 
 def _check_attention_residual_flags(arguments: argparse.Namespace) -> None:
-    blocks, size = arguments.attn_res_num_blocks, arguments.attn_res_block_size
     mode = arguments.attn_res_mode
-    if blocks is not None and size is not None:
-        raise InputError(
-            f"--attn-res-num-blocks {blocks} and --attn-res-block-size {size}: give one of the two"
-        )
-    for name, value in (("num-blocks", blocks), ("block-size", size)):
-        if value is None:
-            continue
-        if mode != "block":
-            raise InputError(
-                f"--attn-res-{name} {value}: only --attn-res-mode block has blocks, not {mode}"
-            )
-        if value < 1:
-            raise InputError(f"--attn-res-{name} {value}: must be 1 or more")
     bias = arguments.attn_res_recency_bias
     if bias is not None and not math.isfinite(bias):
         raise InputError(f"--attn-res-recency-bias {bias}: must be a finite number")
@@ -199,14 +184,6 @@ def _check_heads(config: RunConfig) -> None:
     if model.kv_channels % 2:
         raise InputError(
             f"--kv-channels {model.kv_channels}: must be even for the rotary embedding"
-        )
-
-
-def _check_blocks(config: RunConfig) -> None:
-    size, sublayers = config.model.attn_res.block_size, config.model.num_sublayers
-    if config.model.attn_res.mode == "block" and size > sublayers:
-        raise InputError(
-            f"--attn-res-block-size {size}: must be from 1 to the model's {sublayers} sublayers"
         )
 
 

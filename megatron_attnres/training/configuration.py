@@ -1,7 +1,6 @@
 """From flags and files to a checked run. No torch."""
 
 import argparse
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import fields
@@ -22,11 +21,10 @@ from megatron_attnres.optimizer.configuration import OptimizerConfig
 from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.pipeline.schedule import ScheduleConfig
 from megatron_attnres.training.arguments import parse_arguments
+from megatron_attnres.training.blocks import block_size_of
 from megatron_attnres.training.checks import check_arguments, check_run, required
 from megatron_attnres.training.launch import under_launcher
 from megatron_attnres.training.run_config import LoopConfig, RunConfig
-
-DEFAULT_NUM_BLOCKS = 8
 
 
 def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
@@ -131,28 +129,6 @@ def _sizes(arguments: argparse.Namespace) -> dict[str, Any]:
         given["kv_channels"] = given["hidden_size"] // heads
     given["rotary_base"] = given["rotary_base"] or 10_000.0
     return given
-
-
-def block_size_of(arguments: argparse.Namespace, num_sublayers: int) -> int:
-    """S from whichever flag gives it.
-
-    Raises:
-        InputError: no block size gives the number of blocks that was asked for.
-    """
-    if arguments.attn_res_mode == "full":
-        return 1
-    if arguments.attn_res_block_size is not None:
-        return arguments.attn_res_block_size
-    asked = arguments.attn_res_num_blocks or min(DEFAULT_NUM_BLOCKS, num_sublayers)
-    block_size = math.ceil(num_sublayers / asked)
-    made = math.ceil(num_sublayers / block_size)
-    if arguments.attn_res_num_blocks is not None and made != asked:
-        raise InputError(
-            f"--attn-res-num-blocks {asked}: {num_sublayers} sublayers cannot be cut into {asked} "
-            f"blocks of equal size; {block_size} sublayers per block make {made}, "
-            f"{block_size - 1} make {math.ceil(num_sublayers / max(block_size - 1, 1))}"
-        )
-    return block_size
 
 
 def _layout(arguments: argparse.Namespace) -> ParallelLayout:
