@@ -72,9 +72,11 @@ def small_model(
     )
 
 
-def build(case: Case, dtype: torch.dtype) -> tuple[ParallelGroups, PipelineStep]:
+def build(
+    case: Case, dtype: torch.dtype, groups: ParallelGroups | None = None
+) -> tuple[ParallelGroups, PipelineStep]:
     """Groups and step of a case, depth queries set off zero so that the weights differ."""
-    groups = initialize_groups(case.layout, GROUP_TIMEOUT)
+    groups = groups or initialize_groups(case.layout, GROUP_TIMEOUT)
     step = build_step(
         case.model,
         groups,

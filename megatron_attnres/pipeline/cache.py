@@ -71,10 +71,10 @@ class BlockCache:
         Raises:
             RuntimeError: names entry, micro-batch and chunk.
         """
-        for left, what in ((self._sources, "source"), (self._deposits, "gradient")):
+        for left, what in ((self._sources, ""), (self._deposits, "the gradient of ")):
             for key in left:
                 raise RuntimeError(
-                    f"the step ended with the {what} of {key}, brought by chunk "
+                    f"the step ended with {what}{key}, brought by chunk "
                     f"{self._put_by.get(key)}, still in the cache ({len(left)} left)"
                 )
 

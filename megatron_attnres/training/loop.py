@@ -22,8 +22,9 @@ from megatron_attnres.training.metrics import (
     IterationMetrics,
     Sinks,
     bytes_of_all_ranks,
-    largest_peak_memory,
+    largest_of_all_ranks,
     mean_loss_of_batch,
+    peak_memory,
 )
 from megatron_attnres.training.run_config import RunConfig
 
@@ -86,6 +87,7 @@ class TrainingLoop:
         self._scheduler.step(1)
         lm_loss = mean_loss_of_batch(record.losses, self._groups)
         bytes_forward, bytes_backward = bytes_of_all_ranks(record.traffic)
+        memory, cached = largest_of_all_ranks(peak_memory(), record.peak_cached_entries)
         seconds = time.perf_counter() - start
 
         batch = self._config.loop.global_batch_size
@@ -103,7 +105,8 @@ class TrainingLoop:
             tokens_per_second=tokens / seconds,
             p2p_bytes_forward=bytes_forward,
             p2p_bytes_backward=bytes_backward,
-            peak_memory_bytes=largest_peak_memory(),
+            peak_memory_bytes=memory,
+            peak_cached_sources=cached,
             update_skipped=update.skipped,
         )
 

@@ -33,6 +33,7 @@ class IterationMetrics:
         tokens_per_second: of the iteration, over all ranks.
         p2p_bytes_forward, p2p_bytes_backward: payload that all ranks sent over pipeline hops.
         peak_memory_bytes: of the rank that used most, since start.
+        peak_cached_sources: most block summaries that a rank's cache held at once; an entry each.
         update_skipped: the gradient was not finite, weights are unchanged.
         validation_loss: nats per token, where validation ran after the iteration.
     """
@@ -47,6 +48,7 @@ class IterationMetrics:
     p2p_bytes_forward: int
     p2p_bytes_backward: int
     peak_memory_bytes: int
+    peak_cached_sources: int
     update_skipped: bool
     validation_loss: float | None = None
 
@@ -79,16 +81,20 @@ def bytes_of_all_ranks(traffic: Traffic) -> tuple[int, int]:
     return tuple(sent.tolist())
 
 
-def largest_peak_memory() -> int:
-    """Peak memory of the rank that used most, in bytes: CUDA's allocator, else the process."""
-    if torch.cuda.is_available():
-        peak = torch.cuda.max_memory_allocated()
-    else:
-        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        peak = kib if sys.platform == "darwin" else kib * 1024
-    largest = torch.tensor(peak, dtype=torch.int64, device=device())
+def largest_of_all_ranks(*values: int) -> tuple[int, ...]:
+    """Each value of the rank on which it is largest. Collective."""
+    largest = torch.tensor(values, dtype=torch.int64, device=device())
     distributed.all_reduce(largest, distributed.ReduceOp.MAX)
-    return largest.item()
+    return tuple(largest.tolist())
+
+
+def peak_memory() -> int:
+    """This rank's peak memory in bytes: CUDA's allocator, else the process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts bytes, Linux KiB.
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class MetricsSink(Protocol):
