@@ -33,6 +33,7 @@ class Case:
     overlap: bool = True
     policy: str = "cached"
     early_relay: bool = True
+    microbatch_group: int | None = None
 
     def on_one_process(self) -> "Case":
         """The same global batch on one rank, as more micro-batches."""
@@ -43,6 +44,7 @@ class Case:
             recompute="none",
             policy="cached",
             early_relay=True,
+            microbatch_group=None,
         )
 
 
@@ -84,7 +86,11 @@ def build(
         dtype,
         SEED,
         ScheduleConfig(
-            case.layout.pipeline, case.overlap, case.recompute, case.policy, case.early_relay
+            case.microbatch_group or case.layout.pipeline,
+            case.overlap,
+            case.recompute,
+            case.policy,
+            case.early_relay,
         ),
     )
     for chunk in step.chunks:

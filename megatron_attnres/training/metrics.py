@@ -52,9 +52,9 @@ class IterationMetrics:
     update_skipped: bool
     validation_loss: float | None = None
 
-    def as_json(self) -> str:
-        """One line; floats in full precision."""
-        return json.dumps({k: v for k, v in asdict(self).items() if v is not None})
+    def as_dict(self) -> dict[str, Any]:
+        """By name, without what the iteration does not have."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def mean_loss_of_batch(losses: Sequence[dict[str, Tensor]], groups: ParallelGroups) -> float:
@@ -109,6 +109,20 @@ class MetricsSink(Protocol):
         ...
 
 
+class History:
+    """The iterations of this process, in memory, as the metrics file holds them."""
+
+    def __init__(self) -> None:
+        self.iterations: list[dict[str, Any]] = []
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Keep one iteration."""
+        self.iterations.append(metrics.as_dict())
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
 class JsonLinesFile:
     """The metrics file. A resumed run continues it after the iteration that it resumes from.
 
@@ -129,7 +143,8 @@ class JsonLinesFile:
 
     def write(self, metrics: IterationMetrics) -> None:
         """Append one line at once, so that a reader and a crash see whole iterations."""
-        self._file.write(metrics.as_json() + "\n")
+        # json writes the shortest text that reads back as the same float.
+        self._file.write(json.dumps(metrics.as_dict()) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -147,8 +162,8 @@ class TensorBoardFile:
 
     def write(self, metrics: IterationMetrics) -> None:
         """Add the iteration's scalars."""
-        for name, value in asdict(metrics).items():
-            if value is not None and name != "iteration":
+        for name, value in metrics.as_dict().items():
+            if name != "iteration":
                 self._writer.add_scalar(name, value, metrics.iteration)
 
     def close(self) -> None:

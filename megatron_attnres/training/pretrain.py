@@ -13,7 +13,7 @@ from megatron_attnres.data.token_ids import check_token_ids
 from megatron_attnres.data.tokenizers import Tokenizer
 from megatron_attnres.optimizer.build import build_optimizer
 from megatron_attnres.optimizer.learning_rate import build_learning_rate_scheduler
-from megatron_attnres.parallel.agreement import check_same_on_all_ranks
+from megatron_attnres.parallel.agreement import check_same_on_all_ranks, same_error_on_all_ranks
 from megatron_attnres.parallel.groups import (
     ParallelGroups,
     initialize_distributed,
@@ -23,7 +23,13 @@ from megatron_attnres.training.batches import BatchSource
 from megatron_attnres.training.build import build_step, make_plan
 from megatron_attnres.training.checkpoint import Resumable, TrainingState
 from megatron_attnres.training.loop import TrainingLoop
-from megatron_attnres.training.metrics import JsonLinesFile, ProgressBar, Sinks, TensorBoardFile
+from megatron_attnres.training.metrics import (
+    History,
+    JsonLinesFile,
+    ProgressBar,
+    Sinks,
+    TensorBoardFile,
+)
 from megatron_attnres.training.run_config import RunConfig
 from megatron_attnres.training.summary import report
 
@@ -78,13 +84,15 @@ def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> Non
     resumable = Resumable(config, step.chunks, optimizer, scheduler)
     state = resumable.load(config.loop.load) if config.loop.load else TrainingState()
 
-    sinks = _sinks(config, state)
+    history = History()
+    with same_error_on_all_ranks():
+        sinks = _sinks(config, state, history)
     loop = TrainingLoop(config, groups, step, optimizer, scheduler, data, resumable, sinks)
     try:
         loop.run(state)
     finally:
         sinks.close()
-    report(config, optimizer, data)
+    report(config, optimizer, data, history)
 
 
 def _open_data(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> BatchSource:
@@ -107,14 +115,16 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) 
     return BatchSource(config, groups.data_rank, training, validation)
 
 
-def _sinks(config: RunConfig, state: TrainingState) -> Sinks:
+def _sinks(config: RunConfig, state: TrainingState, history: History) -> Sinks:
     """Metrics are written by one rank."""
     if distributed.get_rank() != 0:
         return Sinks([])
     loop = config.loop
-    sinks = [ProgressBar(loop.train_iters, state.iteration, loop.log_interval)]
+    sinks = [history]
     if loop.metrics_file is not None:
         sinks.append(JsonLinesFile(loop.metrics_file, state.iteration))
     if loop.tensorboard_dir is not None:
         sinks.append(TensorBoardFile(loop.tensorboard_dir, state.iteration))
+    # Last, so that the bar is not drawn when a file cannot be opened.
+    sinks.append(ProgressBar(loop.train_iters, state.iteration, loop.log_interval))
     return Sinks(sinks)

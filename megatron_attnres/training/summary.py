@@ -15,24 +15,31 @@ from megatron_attnres.data.statistics import label_counts, training_token_counts
 from megatron_attnres.optimizer.training_optimizer import TrainingOptimizer
 from megatron_attnres.parallel.cpu import device
 from megatron_attnres.training.batches import BatchSource
-from megatron_attnres.training.metrics import read_metrics
+from megatron_attnres.training.metrics import History, read_metrics
 from megatron_attnres.training.run_config import RunConfig
 
 
-def report(config: RunConfig, optimizer: TrainingOptimizer, data: BatchSource) -> None:
-    """Write ``--summary-file`` and, beside it, the loss curve; print the summary. Collective."""
+def report(
+    config: RunConfig, optimizer: TrainingOptimizer, data: BatchSource, history: History
+) -> None:
+    """Print the summary; write it to ``--summary-file`` with the loss curve beside. Collective."""
     fraction = _largest(optimizer.optimizer_state_fraction())
-    if distributed.get_rank() != 0 or config.loop.summary_file is None:
+    if distributed.get_rank() != 0:
         return
-    metrics = read_metrics(config.loop.metrics_file)
+    loop = config.loop
+    # The file also holds what a resumed run did before.
+    metrics = read_metrics(loop.metrics_file) if loop.metrics_file else history.iterations
+    if not metrics:
+        print(f"nothing left to do: iteration {loop.train_iters} was reached before")
+        return
     summary = summarize(config, metrics, fraction)
-    if data.validation is not None:
-        summary["unigram_entropy"] = entropy_of_validation(config, data)
-    path = Path(config.loop.summary_file)
-    write_json(path, summary)
-    curve = path.with_name("loss.png")
-    draw_loss_curve(metrics, summary.get("unigram_entropy"), curve)
-    _print(summary, path, curve)
+    if loop.summary_file is not None:
+        if data.validation is not None:
+            summary["unigram_entropy"] = entropy_of_validation(config, data)
+        _write(Path(loop.summary_file), summary, metrics)
+    _print(summary)
+    if loop.summary_file is not None:
+        print(f"written           {loop.summary_file} and the loss curve beside it")
 
 
 def summarize(
@@ -97,6 +104,11 @@ def draw_loss_curve(metrics: list[dict[str, Any]], unigram: float | None, path: 
     pyplot.close(figure)
 
 
+def _write(path: Path, summary: dict[str, Any], metrics: list[dict[str, Any]]) -> None:
+    write_json(path, summary)
+    draw_loss_curve(metrics, summary.get("unigram_entropy"), path.with_name("loss.png"))
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write beside and rename, so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,19 +127,19 @@ def _largest(value: float) -> float:
     return largest.item()
 
 
-def _print(summary: dict[str, Any], path: Path, curve: Path) -> None:
-    layout = summary["layout"]
-    print(
+def _print(summary: dict[str, Any]) -> None:
+    layout, loss = summary["layout"], summary["validation_loss"]
+    lines = [
         f"layout            TP {layout['tensor']}, P {layout['pipeline']}, "
-        f"V {layout['virtual_pipeline']}, DP {layout['data']}, ZeRO-{layout['zero_stage']}\n"
-        f"tokens            {summary['tokens']:,} at {summary['tokens_per_second']:,.0f} a second\n"
-        f"p2p per iteration {summary['p2p_bytes_per_step']:,} bytes\n"
-        f"optimizer state   {summary['optimizer_state_fraction_per_rank']:.3f} of it per rank"
-    )
-    if summary["validation_loss"] is not None:
-        loss, unigram = summary["validation_loss"], summary["unigram_entropy"]
-        print(
-            f"validation loss   {loss:.4f} nats per token, {loss / unigram:.3f} of the unigram "
-            f"entropy {unigram:.4f}"
-        )
-    print(f"written           {path}, {curve}")
+        f"V {layout['virtual_pipeline']}, DP {layout['data']}, ZeRO-{layout['zero_stage']}",
+        f"tokens            {summary['tokens']:,} at {summary['tokens_per_second']:,.0f} a second",
+        f"p2p per iteration {summary['p2p_bytes_per_step']:,} bytes",
+        f"optimizer state   {summary['optimizer_state_fraction_per_rank']:.3f} of it per rank",
+        f"training loss     {summary['lm_loss']:.4f} nats per token",
+    ]
+    if loss is not None:
+        lines.append(f"validation loss   {loss:.4f} nats per token")
+    if "unigram_entropy" in summary:
+        unigram = summary["unigram_entropy"]
+        lines[-1] += f", {loss / unigram:.3f} of the unigram entropy {unigram:.4f}"
+    print("\n".join(lines))

@@ -269,7 +269,7 @@ def test_bad_flags(case, prefix, outputs, tmp_path):
 
 
 FILES = {
-    "unknown key": ("learning-rate: 1\n", "'learning-rate'", "--help"),
+    "unknown key": ("learning-rate: 1\n", "'learning-rate'", "allowed are", "lr, "),
     "wrong type": ("train-iters: many\n", "--train-iters", "many"),
     "fraction": ("train_iters: 1.5\n", "--train-iters", "1.5"),
     "no boolean": ("sequence-parallel: 1\n", "sequence-parallel is 1", "true and false"),
