@@ -59,11 +59,19 @@ def _wait(ranks: Sequence[subprocess.Popen]) -> int:
             if failed[0] == EXIT_STATUS_BAD_INPUT:
                 # All ranks end so, and rank 0, which says why, may not be the first.
                 _wait_a_moment(ranks)
+            else:
+                print(_obituary(statuses.index(failed[0]), failed[0]), file=sys.stderr)
             # A rank killed by signal n shows as -n; shells and schedulers expect 128 + n.
             return failed[0] if failed[0] > 0 else 128 - failed[0]
         if all(status == 0 for status in statuses):
             return 0
         time.sleep(POLL_SECONDS)
+
+
+def _obituary(rank: int, status: int) -> str:
+    """Which rank ended first: the others' tracebacks only show that it is gone."""
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"failed ({status})"
+    return f"rank {rank} {how}; the other ranks are stopped"
 
 
 def _wait_a_moment(ranks: Sequence[subprocess.Popen]) -> None:

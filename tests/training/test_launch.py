@@ -47,9 +47,10 @@ def test_one_rank_s_failure_ends_the_others_with_its_status(script):
     assert time.monotonic() - start < 20
 
 
-def test_a_killed_rank_shows_as_its_signal(script):
+def test_a_killed_rank_shows_as_its_signal(script, capfd):
     program = script("os.kill(os.getpid(), 9) if RANK == 2 else time.sleep(60)")
     assert launch([program], 3) == 128 + signal.SIGKILL
+    assert capfd.readouterr().err == "rank 2 was killed by SIGKILL; the other ranks are stopped\n"
 
 
 def test_a_rank_that_ignores_the_request_to_end_is_killed(script, monkeypatch):
