@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from megatron_attnres.depth_attention.reference import depth_attention
+from megatron_attnres.depth_attention.single_pass import depth_attention_single_pass
 from megatron_attnres.depth_attention.state import DepthState
 
 
@@ -39,7 +39,7 @@ class DepthAttention(nn.Module):
 
     def forward(self, state: DepthState) -> Tensor:
         """The reader's input, [s, b, h]."""
-        return depth_attention(
+        return depth_attention_single_pass(
             state.readable(), self.query, self.key_norm_weight, self.eps, self.recency_bias
         )
 

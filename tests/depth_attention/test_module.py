@@ -51,7 +51,8 @@ def test_a_reader_is_the_operator_with_its_parameters():
     expected = depth_attention(
         sources, reader.query, reader.key_norm_weight, 0.5, reader.recency_bias
     )
-    assert torch.equal(reader(DepthState(tuple(sources[:2]), sources[2])), expected)
+    found = reader(DepthState(tuple(sources[:2]), sources[2]))
+    torch.testing.assert_close(found, expected)
 
 
 def test_every_parameter_gets_a_gradient():
