@@ -1,5 +1,8 @@
 """One posted send or receive, and the error that a lost peer becomes."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from torch import Tensor, distributed
 
 from megatron_attnres.pipeline.messages import LaneKind, Message
@@ -10,7 +13,7 @@ class PipelineTransferError(RuntimeError):
 
 
 class Transfer:
-    """A posted transfer and the single owner of its wait.
+    """Posts a transfer and is the single owner of its wait.
 
     A gloo request may be waited for only once (a second wait blocks forever), and a schedule and
     a reader may both ask: so the request is waited for here, at most once.
@@ -20,8 +23,11 @@ class Transfer:
         kind: of the lane.
         peer: global rank at the other end.
         tensor: the buffer; kept alive until the transfer is complete.
-        request: torch.distributed's handle.
+        post: hands the buffer to torch.distributed and returns its handle.
         sending: direction of this end, for the error.
+
+    Raises:
+        PipelineTransferError: the peer is gone.
     """
 
     def __init__(
@@ -30,15 +36,16 @@ class Transfer:
         kind: LaneKind,
         peer: int,
         tensor: Tensor,
-        request: distributed.Work,
+        post: Callable[[], distributed.Work],
         sending: bool,
     ) -> None:
         self.message = message
         self.tensor = tensor
-        self._request: distributed.Work | None = request
         self._what = (
             f"{message}, {kind} lane: {'send to' if sending else 'receive from'} rank {peer}"
         )
+        with self._named_error():
+            self._request: distributed.Work | None = post()
 
     def wait(self) -> Tensor:
         """Return the buffer when the transfer is complete.
@@ -47,14 +54,19 @@ class Transfer:
             PipelineTransferError: the peer is gone or the process group's timeout has passed.
         """
         if self._request is not None:
-            try:
+            with self._named_error():
                 self._request.wait()
-            except RuntimeError as error:
-                reason = str(error).splitlines()[0]
-                raise PipelineTransferError(f"{self._what} failed: {reason}") from error
             self._request = None
         return self.tensor
 
     def is_completed(self) -> bool:
         """Whether the transfer is over, without waiting."""
         return self._request is None or self._request.is_completed()
+
+    @contextmanager
+    def _named_error(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise PipelineTransferError(f"{self._what} failed: {reason}") from error

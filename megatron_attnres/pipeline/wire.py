@@ -65,8 +65,11 @@ class Wire:
         buffer = torch.empty((entries, *self._entry_shape), dtype=self._dtype, device=self._device)
         peer = self._lanes.ranks[self._lanes.sender(message.direction, self._rank)]
         lane = self._lanes.receiving(kind, message.direction, self._rank)
-        request = distributed.irecv(buffer, peer, group=lane)
-        return Transfer(message, kind, peer, buffer, request, sending=False)
+
+        def post() -> distributed.Work:
+            return distributed.irecv(buffer, peer, group=lane)
+
+        return Transfer(message, kind, peer, buffer, post, sending=False)
 
     def send(self, message: Message, kind: LaneKind, tensor: Tensor, entries: int) -> None:
         """Post the send of a stack of entries.
@@ -84,10 +87,14 @@ class Wire:
         payload = tensor.detach().contiguous()
         peer = self._lanes.ranks[self._lanes.receiver(message.direction, self._rank)]
         lane = self._lanes.sending(kind, message.direction, self._rank)
-        request = distributed.isend(payload, peer, group=lane)
+
+        def post() -> distributed.Work:
+            return distributed.isend(payload, peer, group=lane)
+
+        transfer = Transfer(message, kind, peer, payload, post, sending=True)
         self._traffic.count(message, kind, payload.numel() * payload.element_size())
         self._drop_completed()
-        self._outbox.append(Transfer(message, kind, peer, payload, request, sending=True))
+        self._outbox.append(transfer)
 
     def complete_sends(self) -> None:
         """Wait for every send that is still under way."""

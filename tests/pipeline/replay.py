@@ -55,7 +55,7 @@ class DiaryWire:
         tensor = self.content(message, kind)
         assert len(tensor) == entries
         request = SimpleNamespace(wait=lambda: self._note("wait", kind, message))
-        return Transfer(message, kind, 0, tensor, request, sending=False)
+        return Transfer(message, kind, 0, tensor, lambda: request, sending=False)
 
     def send(self, message, kind, tensor, entries):
         self._note("send", kind, message)

@@ -94,7 +94,12 @@ FLAGS = {
     ),
     # Blocks.
     "block size 0": ({"attn-res-block-size": 0}, "--attn-res-block-size 0", "from 1 to", "8 sub"),
-    "block size -1": ({"attn-res-block-size": -1}, "--attn-res-block-size -1", "from 1 to", "8 sub"),
+    "block size -1": (
+        {"attn-res-block-size": -1},
+        "--attn-res-block-size -1",
+        "from 1 to",
+        "8 sub",
+    ),
     "block size above L": ({"attn-res-block-size": 9}, "--attn-res-block-size 9", "1 to", "8 sub"),
     "blocks 0": ({"attn-res-num-blocks": 0}, "--attn-res-num-blocks 0", "from 1 to", "8 sub"),
     "blocks above L": ({"attn-res-num-blocks": 9}, "--attn-res-num-blocks 9", "8 sublayers"),

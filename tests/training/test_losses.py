@@ -77,6 +77,32 @@ def test_losses_do_not_depend_on_the_pipeline(data):
     assert losses[-1] < losses[0], "the comparison is of a run that learns"
 
 
+DEEP_LAYOUTS = {2: [ParallelLayout(1, 2, 1), ParallelLayout(1, 2, 3)], 4: [ParallelLayout(1, 4, 3)]}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_naive_pipeline_is_one_process_to_the_last_bit(tied):
+    """Without clipping, whose norm is summed over stages. A cache sums gradients in its own order.
+
+    The gradient of tied embeddings is a sum over two stages, in another order than one process's.
+    """
+    model = replace(MODEL, tied_embeddings=tied)
+    config = replace(OPTIMIZER, clip_grad=0.0)
+    whole = Case(model, ParallelLayout(), 8)
+    [(losses, _, _)] = run(1, whole, config=config)
+    [(still, _, _)] = run(1, whole, config=replace(config, lr=1e-9))
+    assert not close(losses[1:], still[1:], 1e-4), "the weights move"
+    for world_size, some in DEEP_LAYOUTS.items():
+        naive = [Case(model, one, 8, policy="naive", early_relay=False) for one in some]
+        cached = [Case(model, one, 8) for one in some]
+        for case, (found, _, _) in zip(naive, run(world_size, *naive, config=config), strict=True):
+            assert (found == losses) or (tied and close(found, losses, 1e-6)), case.layout
+        for case, (found, _, _) in zip(
+            cached, run(world_size, *cached, config=config), strict=True
+        ):
+            assert close(found, losses, 1e-6), case.layout
+
+
 def test_losses_do_not_depend_on_tensor_parallelism():
     plain = Case(MODEL, ParallelLayout())
     [(losses, norms, _)] = run(1, plain)
