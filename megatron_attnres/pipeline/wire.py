@@ -1,5 +1,6 @@
 """Where tensors are handed to torch.distributed: posting, counting, completing."""
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
@@ -57,7 +58,7 @@ class Wire:
         self._entry_shape = entry_shape
         self._dtype = dtype
         self._device = device
-        self._outbox: list[Transfer] = []
+        self._outbox: deque[Transfer] = deque()
         self._traffic = Traffic()
 
     def receive(self, message: Message, kind: LaneKind, entries: int) -> Transfer:
@@ -99,7 +100,7 @@ class Wire:
     def complete_sends(self) -> None:
         """Wait for every send that is still under way."""
         while self._outbox:
-            self._outbox.pop(0).wait()
+            self._outbox.popleft().wait()
 
     def take_traffic(self) -> Traffic:
         """The bytes counted since the last call."""
@@ -107,10 +108,7 @@ class Wire:
         return traffic
 
     def _drop_completed(self) -> None:
-        under_way = []
-        for transfer in self._outbox:
-            if transfer.is_completed():
-                transfer.wait()  # returns at once, or raises what went wrong
-            else:
-                under_way.append(transfer)
-        self._outbox = under_way
+        """Let go of the oldest sends that are over; later ones are looked at later."""
+        while self._outbox and self._outbox[0].is_completed():
+            # Returns at once, or raises what went wrong.
+            self._outbox.popleft().wait()
