@@ -19,6 +19,9 @@ from megatron_attnres.training.forward_step import forward_step
 from tests.distributed import GROUP_TIMEOUT, restart_job
 
 SEED = 1234
+# Far below every gradient that is not zero by construction (the first sublayer has one source, so
+# its pseudo-query has no gradient).
+ZERO = 1e-13
 
 
 @dataclass(frozen=True)
@@ -194,3 +197,10 @@ def planned_bytes(case: Case, groups: ParallelGroups, itemsize: int) -> dict[Any
                 if entries and sender % layout.pipeline == groups.pipeline_rank:
                     sent[direction, hop.index, lane] = entries * entry * case.num_microbatches
     return sent
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    """Largest difference over largest element; 0 for two zeros."""
+    scale = wanted.abs().max().item()
+    difference = (found - wanted).abs().max().item()
+    return difference / scale if scale > ZERO else float(found.abs().max().item() > ZERO)

@@ -10,6 +10,11 @@ gradients cross over. Here every kind of message has a lane per edge of the ring
 
 So between two ranks one lane carries messages one way, and the posting order on it is the order
 of ``pipeline/messages.py`` on both ends.
+
+Under NCCL every lane has a communicator and a stream of its own: a transfer that waits for its peer
+holds up neither compute nor another lane. Relay sends must never block (with V >= 2 a blocking one
+can deadlock, a test shows it); ours are waited for at the step's end. Not run here for want of a
+GPU: ``tools/check_device.py`` runs all of it on a host with two.
 """
 
 from collections.abc import Sequence

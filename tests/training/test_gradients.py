@@ -9,12 +9,9 @@ from torch import Tensor
 
 from megatron_attnres.parallel.layout import ParallelLayout
 from tests.distributed import run_ranks
-from tests.layouts import Case, gradients_of, small_model
+from tests.layouts import ZERO, Case, gradients_of, relative_error, small_model
 
 TOLERANCE = 1e-10
-# Far below every gradient that is not zero by construction (the first sublayer has one source, so
-# its pseudo-query has no gradient).
-ZERO = 1e-13
 
 MODELS = [
     *(small_model(block_size=size) for size in (1, 2, 3, 4, 6)),
@@ -115,13 +112,6 @@ def test_the_comparison_notices_a_lost_gradient(one_process):
     broken = wanted[name].clone()
     broken[0, 0] *= 1 + 1e-6
     assert relative_error(broken, wanted[name]) > TOLERANCE
-
-
-def relative_error(found: Tensor, wanted: Tensor) -> float:
-    """Largest difference over largest element; 0 for two zeros."""
-    scale = wanted.abs().max().item()
-    difference = (found - wanted).abs().max().item()
-    return difference / scale if scale > ZERO else float(found.abs().max().item() > ZERO)
 
 
 def test_every_depth_parameter_has_a_gradient(one_process):

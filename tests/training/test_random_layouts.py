@@ -1,8 +1,7 @@
 """Random layouts against one process; tests/sweep_layouts.py runs more of them."""
 
-from tests.sweep_layouts import MOST_LAYERS, differences, random_cases
+from tests.sweep_layouts import MOST_LAYERS, TOLERANCE, differences, random_cases
 
-TOLERANCE = 1e-12
 CASES = random_cases(24, seed=0)
 
 
