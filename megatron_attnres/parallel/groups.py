@@ -1,5 +1,6 @@
 """Process groups: Megatron-Core's, made once per job from the layout."""
 
+import gc
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -88,3 +89,14 @@ def initialize_distributed(timeout: timedelta, backend: str | None) -> None:
     else:
         store = distributed.HashStore()
         distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+
+
+def leave_job() -> None:
+    """Give up all process groups while the interpreter is still whole.
+
+    A group that lives until the interpreter ends takes its threads down in an order that can abort
+    the process; Megatron-Core's module globals would keep them so long.
+    """
+    parallel_state.destroy_model_parallel()
+    distributed.destroy_process_group()
+    gc.collect()

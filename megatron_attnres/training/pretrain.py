@@ -18,6 +18,7 @@ from megatron_attnres.parallel.groups import (
     ParallelGroups,
     initialize_distributed,
     initialize_groups,
+    leave_job,
 )
 from megatron_attnres.training.batches import BatchSource
 from megatron_attnres.training.build import build_step, make_plan
@@ -48,7 +49,7 @@ def pretrain(config: RunConfig, tokenizer: Tokenizer) -> None:
         check_same_on_all_ranks(plan_description(config))
         _run(config, tokenizer, initialize_groups(config.layout, timeout))
     finally:
-        distributed.destroy_process_group()
+        leave_job()
 
 
 def plan_description(config: RunConfig) -> dict[str, Any]:

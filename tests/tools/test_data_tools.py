@@ -144,6 +144,8 @@ def start_long_job(folder):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell's background job, which a test run may be, hands down that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while process.poll() is None and not _bytes_written(folder):
         time.sleep(0.05)

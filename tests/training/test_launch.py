@@ -69,7 +69,12 @@ def test_ending_the_launcher_ends_the_ranks(script, tmp_path, number):
     program = script(
         f"open({str(tmp_path)!r} + f'/pid{{RANK}}', 'w').write(str(os.getpid()))\ntime.sleep(60)"
     )
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCH, program], cwd=ROOT)
+    # A shell's background job, which a test run may be, hands down that SIGINT is ignored.
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, program],
+        cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 20
     while len(list(tmp_path.glob("pid*"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
