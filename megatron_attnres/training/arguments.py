@@ -160,7 +160,7 @@ def _add_parallelism(parser: argparse.ArgumentParser) -> None:
         "--nproc-per-node",
         type=int,
         metavar="N",
-        help="start N ranks on this machine; not needed under torchrun or srun",
+        help="start N ranks on this machine; not needed under torchrun",
     )
     add("--distributed-backend", choices=["nccl", "gloo"], help="nccl where CUDA exists, else gloo")
     add(

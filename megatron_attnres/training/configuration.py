@@ -138,7 +138,7 @@ def _layout(arguments: argparse.Namespace) -> ParallelLayout:
         InputError: TP x P does not divide the number of ranks.
     """
     tensor, pipeline = arguments.tensor_model_parallel_size, arguments.pipeline_model_parallel_size
-    # Under torchrun or srun a job may span nodes, whatever --nproc-per-node says.
+    # Under a launcher a job may span nodes, whatever --nproc-per-node says.
     world_size = (
         int(os.environ["WORLD_SIZE"]) if under_launcher() else arguments.nproc_per_node or 1
     )
@@ -147,7 +147,7 @@ def _layout(arguments: argparse.Namespace) -> ParallelLayout:
         raise InputError(
             f"--tensor-model-parallel-size {tensor} x --pipeline-model-parallel-size {pipeline} "
             f"needs a multiple of {model_ranks} ranks, the job has {world_size}; start it with "
-            f"--nproc-per-node {model_ranks} or under torchrun or srun"
+            f"--nproc-per-node {model_ranks} or under torchrun"
         )
     return ParallelLayout(
         tensor,

@@ -19,7 +19,7 @@ GRACE_SECONDS = 5.0
 
 
 def under_launcher() -> bool:
-    """Whether torchrun, srun or this module has started this process as one of several ranks."""
+    """Whether torchrun or this module has started this process as one of several ranks."""
     return "RANK" in os.environ
 
 
