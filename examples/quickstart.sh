@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a small GPT with Block Attention Residuals on real text, on 4 ranks of this machine:
-# 2 pipeline stages x 2 virtual stages, 2 data-parallel replicas, ZeRO-1. About 4 minutes on 2 cores.
+# 2 pipeline stages x 2 virtual stages, 2 data-parallel replicas, ZeRO-1. About 5 minutes on 2 cores.
 #
 # The corpus is the standard library of the running Python. Results: runs/quickstart.
 set -euo pipefail
