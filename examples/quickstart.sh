@@ -8,7 +8,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$ROOT"
 
 RUN=runs/quickstart
-LIBRARY="$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')"
+LIBRARY="$("$PYTHON" -c 'from megatron_attnres.data.corpora import standard_library_folder as find
+print(find())')"
 mkdir -p "$RUN"
 
 if [[ ! -f "$RUN/tokenizer.model" ]]; then

@@ -1,6 +1,5 @@
 """What a rank keeps of a micro-batch between its virtual stages: sources and their gradients."""
 
-from collections.abc import Hashable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -36,7 +35,8 @@ class BlockCache:
         Raises:
             RuntimeError: it is there already.
         """
-        _absent(self._sources, key, "enters the cache a second time")
+        if key in self._sources:
+            raise RuntimeError(f"{key} enters the cache a second time")
         self._sources[key] = source.detach()
         self._put_by[key] = chunk
         self.peak_entries = max(self.peak_entries, len(self._sources))
@@ -77,8 +77,3 @@ class BlockCache:
                     f"the step ended with {what}{key}, brought by chunk "
                     f"{self._put_by.get(key)}, still in the cache ({len(left)} left)"
                 )
-
-
-def _absent(kept: dict[CacheKey, Tensor], key: Hashable, what: str) -> None:
-    if key in kept:
-        raise RuntimeError(f"{key} {what}")
