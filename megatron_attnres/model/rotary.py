@@ -15,8 +15,24 @@ def rotary_tables(
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
+def rotary_at(tables: tuple[Tensor, Tensor], start: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """The tables' part for positions start .. start + tokens - 1, each [tokens, 1, 1, kv_channels].
+
+    Raises:
+        ValueError: the tables have fewer positions.
+    """
+    cosines, sines = tables
+    end = start + tokens
+    if end > cosines.shape[0]:
+        raise ValueError(
+            f"a sequence of {end} tokens exceeds the {cosines.shape[0]} positions of the rotary "
+            f"tables: shorten it or build the model with seq_length {end} or more"
+        )
+    return cosines[start:end], sines[start:end]
+
+
 def apply_rotary(heads: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate [s, b, heads, kv_channels] by its positions 0 .. s - 1."""
+    """Rotate [s, b, heads, kv_channels] by the positions of the tables, [s, 1, 1, kv_channels]."""
     cosines, sines = tables
     first, second = heads.chunk(2, dim=-1)
     rotated = torch.cat((-second, first), dim=-1)
