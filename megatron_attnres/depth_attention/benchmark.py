@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_attnres.depth_attention.single_pass import depth_attention_single_pass
+from megatron_attnres.depth_attention.operators import depth_attention as fast
 
 Operator = Callable[[Sequence[Tensor], Tensor, Tensor], Tensor]
 
@@ -104,9 +104,9 @@ def benchmark_operator(
 
     forms = {
         "naive": lambda: forward_and_backward(pseudo_code, operands),
-        "ours": lambda: forward_and_backward(depth_attention_single_pass, operands),
+        "ours": lambda: forward_and_backward(fast, operands),
         "naive forward": lambda: forward_alone(pseudo_code, operands),
-        "ours forward": lambda: forward_alone(depth_attention_single_pass, operands),
+        "ours forward": lambda: forward_alone(fast, operands),
         "layer": layer,
         "copy": copy,
     }
@@ -144,7 +144,7 @@ def kept_bytes(operands: tuple[list[Tensor], Tensor, Tensor]) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        mixed = depth_attention_single_pass(*operands)
+        mixed = fast(*operands)
     return sum(kept.values()) + mixed.untyped_storage().nbytes()
 
 

@@ -1,10 +1,17 @@
 """The learned part of depth attention: one pseudo-query and one key norm per reader."""
 
+from collections.abc import Sequence
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
-from megatron_attnres.depth_attention.single_pass import depth_attention_single_pass
-from megatron_attnres.depth_attention.state import DepthState
+from megatron_attnres.depth_attention.names import OperatorName
+from megatron_attnres.depth_attention.operators import choose, read_with
+from megatron_attnres.depth_attention.phase_one import attend_to_summaries
+from megatron_attnres.depth_attention.phase_two import merge_partial_sum
+from megatron_attnres.depth_attention.state import DepthState, ReadAhead
+from megatron_attnres.depth_attention.statistics import inverse_rms, statistics_dtype
 
 
 class DepthAttention(nn.Module):
@@ -18,6 +25,7 @@ class DepthAttention(nn.Module):
         eps: of the key norm; the same as the model's norms.
         recency_bias: initial value of the learned scalar on the newest source; None leaves it out.
         dtype: data type of the parameters.
+        operator: which implementation reads.
     """
 
     def __init__(
@@ -26,9 +34,11 @@ class DepthAttention(nn.Module):
         eps: float,
         recency_bias: float | None = None,
         dtype: torch.dtype = torch.float32,
+        operator: OperatorName = "auto",
     ) -> None:
         super().__init__()
         self.eps = eps
+        self.operator = operator
         self.query = nn.Parameter(torch.zeros(hidden_size, dtype=dtype))
         self.key_norm_weight = nn.Parameter(torch.ones(hidden_size, dtype=dtype))
         self.recency_bias: nn.Parameter | None = None
@@ -37,17 +47,63 @@ class DepthAttention(nn.Module):
         for parameter in self.parameters():
             parameter.no_weight_decay = True
 
+    def look_ahead(self, state: DepthState, readers: Sequence[Self]) -> DepthState:
+        """Phase 1 for this reader and those that follow it in the block.
+
+        Args:
+            state: what this reader will read.
+            readers: this one first; none after the block's end.
+
+        Returns:
+            The state with what ``forward`` of each of them needs; as it was if it has that
+            already, or if the operator reads on its own.
+        """
+        if state.ahead or self._chosen(state) != "two-phase":
+            return state
+        norms = state.inverse_rms + tuple(
+            inverse_rms(source, self.eps) for source in state.sources[len(state.inverse_rms) :]
+        )
+        directions = _directions(readers)
+        newest_bias = self.recency_bias if state.partial is None else None
+        found = attend_to_summaries(state.sources, norms, directions, newest_bias)
+        ahead = tuple(map(ReadAhead, *found, directions.unbind()))
+        return state._replace(inverse_rms=norms, ahead=ahead)
+
     def forward(self, state: DepthState) -> Tensor:
         """The reader's input, [s, b, h]."""
-        return depth_attention_single_pass(
-            state.readable(), self.query, self.key_norm_weight, self.eps, self.recency_bias
+        chosen = self._chosen(state)
+        if chosen != "two-phase":
+            read = read_with(chosen)
+            return read(
+                state.readable(), self.query, self.key_norm_weight, self.eps, self.recency_bias
+            )
+        mixed, log_sum, direction = self.look_ahead(state, (self,)).ahead[0]
+        if state.partial is None:
+            return mixed
+        return merge_partial_sum(
+            mixed, log_sum, state.partial, direction, self.eps, self.recency_bias
         )
+
+    def _chosen(self, state: DepthState) -> OperatorName:
+        newest = state.sources[0]
+        return choose(self.operator, newest.device, newest.dtype, self.recency_bias is not None)
 
 
 class ResidualRead(nn.Module):
     """Baseline mode's reader: the residual stream as it is."""
 
+    def look_ahead(self, state: DepthState, readers: Sequence[Self]) -> DepthState:
+        """There is nothing to prepare."""
+        return state
+
     def forward(self, state: DepthState) -> Tensor:
         """The residual stream, [s, b, h]."""
         assert state.partial is not None, "the residual stream is missing from the depth state"
         return state.partial
+
+
+def _directions(readers: Sequence[DepthAttention]) -> Tensor:
+    """u = w g of every reader, [readers, h], in the data type of the statistics."""
+    wide = statistics_dtype(readers[0].query.dtype)
+    queries = torch.stack([reader.query for reader in readers]).to(wide)
+    return queries * torch.stack([reader.key_norm_weight for reader in readers]).to(wide)

@@ -5,6 +5,20 @@ from typing import NamedTuple, Self
 from torch import Tensor
 
 
+class ReadAhead(NamedTuple):
+    """What phase 1 found for one sublayer of the block being computed.
+
+    Attributes:
+        mixed: o, the sublayer's mixture of the completed summaries, [s, b, h].
+        log_sum: L, the logarithm of its softmax's denominator, [s x b], float32 or wider.
+        direction: u, pseudo-query times key-norm weight, [h], float32 or wider.
+    """
+
+    mixed: Tensor
+    log_sum: Tensor
+    direction: Tensor
+
+
 class DepthState(NamedTuple):
     """The sources that exist at one point of the model's depth.
 
@@ -13,10 +27,14 @@ class DepthState(NamedTuple):
             [s, b, h] (s / TP under sequence parallelism). Empty in baseline mode.
         partial: the partial sum of the block being computed, or None at a block's start. In
             baseline mode this is the residual stream itself.
+        inverse_rms: 1 / rms of every token, [s x b], of the oldest sources: as many as were read.
+        ahead: of the coming sublayers of the block, in order: as many as phase 1 has served.
     """
 
     sources: tuple[Tensor, ...]
     partial: Tensor | None
+    inverse_rms: tuple[Tensor, ...] = ()
+    ahead: tuple[ReadAhead, ...] = ()
 
     def readable(self) -> tuple[Tensor, ...]:
         """The sources that the next sublayer reads (DESIGN section 2), newest last."""
@@ -36,5 +54,5 @@ class DepthState(NamedTuple):
             start = self.sources[-1]
         total = output if start is None else start + output
         if ends_block:
-            return type(self)((*self.sources, total), None)
-        return type(self)(self.sources, total)
+            return type(self)((*self.sources, total), None, self.inverse_rms)
+        return type(self)(self.sources, total, self.inverse_rms, self.ahead[1:])

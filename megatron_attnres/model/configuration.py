@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron_attnres.depth_attention.names import OperatorName
+
 AttnResMode = Literal["baseline", "block", "full"]
 SourceKind = Literal["delta", "cumulative"]
 
@@ -20,12 +22,14 @@ class AttnResConfig:
             is the source.
         recency_bias: initial value of a learned scalar added to the logit of the newest source;
             None leaves the scalar out.
+        operator: which implementation of depth attention runs; it does not change the model.
     """
 
     mode: AttnResMode = "block"
     block_size: int = 4
     sources: SourceKind = "delta"
     recency_bias: float | None = None
+    operator: OperatorName = "auto"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One Transformer layer whose two sublayers read from depth."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -10,10 +10,12 @@ from megatron_attnres.depth_attention.module import DepthAttention, ResidualRead
 from megatron_attnres.depth_attention.state import DepthState
 from megatron_attnres.model.attention import SelfAttention
 from megatron_attnres.model.configuration import AttnResConfig
+from megatron_attnres.model.key_value_cache import LayerCache
 from megatron_attnres.model.mlp import SwiGLU
 from megatron_attnres.model.norm import RMSNorm
 
 Rotary = tuple[Tensor, Tensor]
+Readers = Sequence[DepthAttention | ResidualRead]
 
 
 def depth_reader(config: TransformerConfig, attn_res: AttnResConfig) -> nn.Module:
@@ -21,7 +23,11 @@ def depth_reader(config: TransformerConfig, attn_res: AttnResConfig) -> nn.Modul
     if attn_res.mode == "baseline":
         return ResidualRead()
     return DepthAttention(
-        config.hidden_size, config.layernorm_epsilon, attn_res.recency_bias, config.params_dtype
+        config.hidden_size,
+        config.layernorm_epsilon,
+        attn_res.recency_bias,
+        config.params_dtype,
+        attn_res.operator,
     )
 
 
@@ -55,25 +61,41 @@ class TransformerLayer(nn.Module):
         self.mlp_norm = _norm(config)
         self.mlp = SwiGLU(config, groups)
 
-    def forward(self, state: DepthState, rotary: Rotary) -> DepthState:
-        """The depth state after both sublayers."""
+    def forward(
+        self,
+        state: DepthState,
+        rotary: Rotary,
+        readers: tuple[Readers, Readers],
+        cache: LayerCache | None = None,
+    ) -> DepthState:
+        """The depth state after both sublayers.
+
+        Args:
+            state: before them.
+            rotary: cosines and sines of the positions.
+            readers: for self-attention and MLP, the reader and those that follow it in its block
+                and run with it; phase 1 serves all of them at once.
+            cache: keys and values of earlier tokens, for inference.
+        """
 
         def attend(hidden: Tensor) -> Tensor:
-            return self.attention(self.attention_norm(hidden), rotary)
+            return self.attention(self.attention_norm(hidden), rotary, cache)
 
         def transform(hidden: Tensor) -> Tensor:
             return self.mlp(self.mlp_norm(hidden))
 
-        state = self._sublayer(state, self.attention_reader, attend, self.attention_ends_block)
-        return self._sublayer(state, self.mlp_reader, transform, self.mlp_ends_block)
+        state = self._sublayer(state, readers[0], attend, self.attention_ends_block)
+        return self._sublayer(state, readers[1], transform, self.mlp_ends_block)
 
     def _sublayer(
         self,
         state: DepthState,
-        reader: nn.Module,
+        readers: Readers,
         compute: Callable[[Tensor], Tensor],
         ends_block: bool,
     ) -> DepthState:
+        reader = readers[0]
+        state = reader.look_ahead(state, readers)
         output = compute(reader(state))
         return state.add(output, ends_block=ends_block, cumulative=self.cumulative)
 

@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from megatron_attnres.depth_attention.state import DepthState
 from megatron_attnres.model.configuration import AttnResConfig
-from megatron_attnres.model.layer import Rotary, TransformerLayer
+from megatron_attnres.model.key_value_cache import KeyValueCache
+from megatron_attnres.model.layer import Readers, Rotary, TransformerLayer
 from megatron_attnres.pipeline.schedule import Recompute
 
 
@@ -49,30 +50,66 @@ class LayerStack(nn.ModuleDict):
             }
         )
         self.recompute_layers = recompute == "full"
+        self._readers = self._readers_ahead()
 
-    def forward(self, state: DepthState, rotary: Rotary) -> DepthState:
-        """The depth state after the chunk's layers."""
-        for layer in self.values():
+    def forward(
+        self, state: DepthState, rotary: Rotary, cache: KeyValueCache | None = None
+    ) -> DepthState:
+        """The depth state after the chunk's layers; ``cache`` is for inference."""
+        for (name, layer), readers in zip(self.items(), self._readers, strict=True):
             if self.recompute_layers and torch.is_grad_enabled():
-                state = _recomputed(layer, state, rotary)
+                state = _recomputed(layer, state, rotary, readers)
             else:
-                state = layer(state, rotary)
+                layer_cache = None if cache is None else cache.layer(int(name))
+                state = layer(state, rotary, readers, layer_cache)
         return state
 
+    def _readers_ahead(self) -> list[tuple[Readers, Readers]]:
+        """For each layer's two sublayers, the readers that phase 1 serves together.
 
-def _recomputed(layer: nn.Module, state: DepthState, rotary: Rotary) -> DepthState:
+        They are those of the rest of the block, as far as it lies in the chunk. A recomputed layer
+        keeps to itself: what phase 1 finds for later layers would have to be stored.
+        """
+        layers = list(self.values())
+        sublayers = [
+            sublayer
+            for layer in layers
+            for sublayer in (
+                (layer.attention_reader, layer.attention_ends_block),
+                (layer.mlp_reader, layer.mlp_ends_block or self.recompute_layers),
+            )
+        ]
+        readers, ahead = (), []
+        for reader, ends in reversed(sublayers):
+            readers = (reader,) if ends else (reader, *readers)
+            ahead.append(readers)
+        ahead.reverse()
+        return list(zip(ahead[::2], ahead[1::2], strict=True))
+
+
+def _recomputed(
+    layer: nn.Module, state: DepthState, rotary: Rotary, readers: tuple[Readers, Readers]
+) -> DepthState:
     """Run a layer without keeping its activations; backward runs its forward again.
 
     Only what the layer adds to the state leaves the checkpoint: sources that it merely reads stay
     the caller's own tensors, whose gradients need no detour.
     """
-    known = len(state.sources)
+    known, normed = len(state.sources), len(state.inverse_rms)
 
-    def added(*tensors: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        after = layer(DepthState(tensors[:-1], tensors[-1]), rotary)
-        return after.sources[known:], after.partial
+    def added(
+        partial: Tensor | None, *tensors: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor | None]:
+        before = DepthState(tensors[:known], partial, tensors[known:])
+        after = layer(before, rotary, readers)
+        return after.sources[known:], after.inverse_rms[normed:], after.partial
 
-    completed, partial = checkpoint(
-        added, *state.sources, state.partial, use_reentrant=False, preserve_rng_state=False
+    completed, norms, partial = checkpoint(
+        added,
+        state.partial,
+        *state.sources,
+        *state.inverse_rms,
+        use_reentrant=False,
+        preserve_rng_state=False,
     )
-    return DepthState((*state.sources, *completed), partial)
+    return DepthState((*state.sources, *completed), partial, (*state.inverse_rms, *norms))

@@ -2,8 +2,10 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import get_args
 
 from megatron_attnres.commands import CommandParser
+from megatron_attnres.depth_attention.names import OperatorName
 from megatron_attnres.model.configuration import NAMED_SIZES
 
 
@@ -92,6 +94,13 @@ def _add_attention_residuals(parser: argparse.ArgumentParser) -> None:
         choices=["delta", "cumulative"],
         default="delta",
         help="delta: a block's own sum (paper); cumulative: the running hidden state",
+    )
+    add(
+        "--attn-res-operator",
+        choices=get_args(OperatorName),
+        default="auto",
+        help="two-phase: ours; fused: fla-core's, CUDA only; plain: slow, for looking for faults; "
+        "auto: fused where it can do the read, else two-phase",
     )
 
 

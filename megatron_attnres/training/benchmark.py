@@ -60,8 +60,10 @@ def baseline_layer(
     rotary = rotary_tables(tokens, HEAD_WIDTH, model.rotary_base, dtype, device())
     stream = torch.randn(tokens, 1, hidden, dtype=dtype, device=device(), requires_grad=True)
 
+    readers = ((layer.attention_reader,), (layer.mlp_reader,))
+
     def run() -> None:
-        output = layer(DepthState((), stream), rotary).partial
+        output = layer(DepthState((), stream), rotary, readers).partial
         torch.autograd.grad(output, [stream, *layer.parameters()], torch.ones_like(output))
 
     return run

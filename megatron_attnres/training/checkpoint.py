@@ -107,7 +107,8 @@ def _identity(config: RunConfig) -> dict[str, Any]:
     """What a checkpoint and the run that loads it must have in common, flat, by name."""
     model = asdict(config.model)
     attn_res = model.pop("attn_res")
-    # The initial value of a learned scalar; only its presence shapes the model.
+    # How it is computed, not what; and of a learned scalar only the presence shapes the model.
+    del attn_res["operator"]
     attn_res["recency_bias"] = attn_res["recency_bias"] is not None
     return {
         **{f"model.{name}": value for name, value in model.items()},

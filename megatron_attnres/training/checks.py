@@ -149,6 +149,11 @@ def _check_attention_residual_flags(arguments: argparse.Namespace) -> None:
             "--attn-res-sources cumulative: --attn-res-mode baseline has no sources; "
             "use block or full"
         )
+    if mode == "baseline" and arguments.attn_res_operator != "auto":
+        raise InputError(
+            f"--attn-res-operator {arguments.attn_res_operator}: --attn-res-mode baseline has no "
+            "depth attention; use block or full"
+        )
 
 
 def _check_schedule_of_learning_rate(arguments: argparse.Namespace) -> None:

@@ -106,6 +106,7 @@ def _model(arguments: argparse.Namespace, vocab_size: int) -> ModelConfig:
             block_size_of(arguments, 2 * sizes["num_layers"]),
             arguments.attn_res_sources,
             arguments.attn_res_recency_bias,
+            arguments.attn_res_operator,
         ),
     )
 

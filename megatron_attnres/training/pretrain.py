@@ -11,9 +11,12 @@ from megatron_attnres.data.blends import parse_blend
 from megatron_attnres.data.datasets import build_datasets
 from megatron_attnres.data.token_ids import check_token_ids
 from megatron_attnres.data.tokenizers import Tokenizer
+from megatron_attnres.depth_attention.operators import choose
+from megatron_attnres.errors import InputError
 from megatron_attnres.optimizer.build import build_optimizer
 from megatron_attnres.optimizer.learning_rate import build_learning_rate_scheduler
 from megatron_attnres.parallel.agreement import check_same_on_all_ranks, same_error_on_all_ranks
+from megatron_attnres.parallel.cpu import device
 from megatron_attnres.parallel.groups import (
     ParallelGroups,
     initialize_distributed,
@@ -71,6 +74,8 @@ def plan_description(config: RunConfig) -> dict[str, Any]:
 
 
 def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> None:
+    with same_error_on_all_ranks():
+        _check_operator(config)
     data = _open_data(config, tokenizer, groups)
     step = build_step(
         config.model,
@@ -94,6 +99,16 @@ def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> Non
     finally:
         sinks.close()
     report(config, optimizer, data, history)
+
+
+def _check_operator(config: RunConfig) -> None:
+    """Refuse a forced depth-attention operator that this rank's device does not run."""
+    attn_res = config.model.attn_res
+    dtype = DTYPES[config.optimizer.precision]
+    try:
+        choose(attn_res.operator, device(), dtype, attn_res.recency_bias is not None)
+    except ValueError as error:
+        raise InputError(f"--attn-res-operator {attn_res.operator}: {error}") from error
 
 
 def _open_data(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> BatchSource:

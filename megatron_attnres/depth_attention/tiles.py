@@ -1,0 +1,43 @@
+"""Working on a stretch of tokens at a time, so that no temporary is as large as all sources.
+
+Within a tile the sources lie side by side, [tokens, sources, h], which makes batched matrix
+products of the sums over sources. On a CPU a tile stays in the cache from one to the next.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# On a CPU what the caches hold beside two more of the kind; elsewhere few launches count.
+_BYTES = {"cpu": 4 << 20}
+_BYTES_ELSEWHERE = 256 << 20
+
+
+def token_tiles(tokens: int, bytes_per_token: int, device: torch.device) -> list[slice]:
+    """Stretches that cover 0 .. tokens - 1 in order, each of a bounded number of bytes."""
+    size = max(1, _BYTES.get(device.type, _BYTES_ELSEWHERE) // bytes_per_token)
+    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+
+
+def gather(rows: Sequence[Tensor], tile: slice, workspace: Tensor) -> Tensor:
+    """The tile of every tensor [tokens, h], side by side.
+
+    Returns:
+        [tile, tensors, h], the beginning of the workspace.
+    """
+    gathered = workspace[: tile.stop - tile.start]
+    for index, row in enumerate(rows):
+        gathered[:, index].copy_(row[tile])
+    return gathered
+
+
+def scatter(values: Tensor, rows: Sequence[Tensor], tile: slice) -> None:
+    """The other way: write [tile, tensors, h] into the tile of every tensor [tokens, h]."""
+    for row, value in zip(rows, values.unbind(1), strict=True):
+        row[tile] = value
+
+
+def as_rows(tensor: Tensor) -> Tensor:
+    """[..., h] as [tokens, h]."""
+    return tensor.reshape(-1, tensor.shape[-1])
