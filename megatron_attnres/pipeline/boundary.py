@@ -10,6 +10,8 @@ enter a chunk on three ways, and each brings its gradients back on the same way:
 
 from collections.abc import Iterator, Sequence
 from functools import partial as bind
+from itertools import takewhile
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +21,19 @@ from megatron_attnres.pipeline.plan import ChunkPlan, HopPlan, PipelinePlan
 from megatron_attnres.pipeline.relay import RelayExchange
 from megatron_attnres.pipeline.source_gradients import JoinGradients, KeepGradient, join
 
-Entries = tuple[tuple[Tensor, ...], Tensor | None]
+
+class Entered(NamedTuple):
+    """The depth state at a chunk's start.
+
+    Attributes:
+        sources: all that are complete, oldest first.
+        partial: the partial sum of the block that the chunk starts in, or None at its start.
+        statistics: of the oldest sources, what the rank's earlier chunks computed of them.
+    """
+
+    sources: tuple[Tensor, ...]
+    partial: Tensor | None
+    statistics: tuple[Tensor, ...]
 
 
 class ChunkBoundary:
@@ -54,14 +68,14 @@ class ChunkBoundary:
         """The next micro-batch is the step's first."""
         self._microbatch = -1
 
-    def enter(self, packed: Tensor | None) -> Entries | None:
+    def enter(self, packed: Tensor | None) -> Entered | None:
         """The state at the chunk's start.
 
         Args:
             packed: the hop's entries, [entries, s, b, h]; None for the first chunk.
 
         Returns:
-            All available sources, oldest first, and the partial sum; None for the first chunk.
+            None for the first chunk.
         """
         self._microbatch += 1
         if self.hop_in is None:
@@ -76,18 +90,29 @@ class ChunkBoundary:
         for source, tensor in relayed.items():
             keep = bind(self._keep_relayed, self._microbatch, source)
             entered[source] = KeepGradient.apply(packed, tensor, keep)
+        statistics = [self._cache.noted(self._key(source)) for source in self._from_cache]
         for source in self._from_cache:
             key = self._key(source)
             tensor = self._cache.read(key, self._chunk.index, last=self._is_last_reader)
             entered[source] = KeepGradient.apply(packed, tensor, bind(self._cache.deposit, key))
-        return tuple(entered[source] for source in self._chunk.available), partial_sum
+        return Entered(
+            tuple(entered[source] for source in self._chunk.available),
+            partial_sum,
+            tuple(takewhile(lambda statistic: statistic is not None, statistics)),
+        )
 
-    def leave(self, sources: Sequence[Tensor], partial_sum: Tensor | None) -> Tensor:
+    def leave(
+        self,
+        sources: Sequence[Tensor],
+        partial_sum: Tensor | None,
+        statistics: Sequence[Tensor] = (),
+    ) -> Tensor:
         """Pack what the next hop carries.
 
         Args:
             sources: all sources complete at the chunk's end, oldest first.
             partial_sum: of the block that the chunk ends in.
+            statistics: what the chunk knows of the oldest sources, for the rank's later chunks.
 
         Raises:
             RuntimeError: the state is not what the plan says.
@@ -104,6 +129,8 @@ class ChunkBoundary:
             for source in self._chunk.produced:
                 self._cache.put(self._key(source), sources[source], self._chunk.index)
                 leaving[source] = self._join(source, sources[source])
+            for source, statistic in enumerate(statistics):
+                self._cache.note(self._key(source), statistic)
         return pack(leaving, partial_sum, self.hop_out, self._relay is not None)
 
     def _receive_relayed(self) -> dict[int, Tensor]:

@@ -25,6 +25,7 @@ class BlockCache:
 
     def __init__(self) -> None:
         self._sources: dict[CacheKey, Tensor] = {}
+        self._statistics: dict[CacheKey, Tensor] = {}
         self._deposits: dict[CacheKey, Tensor] = {}
         self._put_by: dict[CacheKey, int] = {}
         self.peak_entries = 0
@@ -49,7 +50,23 @@ class BlockCache:
         """
         if key not in self._sources:
             raise RuntimeError(f"{key}, read by chunk {chunk}, is not in the cache")
+        if last:
+            self._statistics.pop(key, None)
         return self._sources.pop(key) if last else self._sources[key]
+
+    def note(self, key: CacheKey, statistic: Tensor) -> None:
+        """Keep what a chunk computed of a cached source, for later readers.
+
+        Raises:
+            RuntimeError: the source is not there.
+        """
+        if key not in self._sources:
+            raise RuntimeError(f"{key} is not in the cache, what a chunk computed of it has no use")
+        self._statistics[key] = statistic
+
+    def noted(self, key: CacheKey) -> Tensor | None:
+        """What an earlier chunk computed of a source that is still to be read; None if nothing."""
+        return self._statistics.get(key)
 
     def deposit(self, key: CacheKey, gradient: Tensor) -> None:
         """Leave the gradient of a cached read."""

@@ -15,7 +15,8 @@ class PipelineChunk(nn.Module):
     Args:
         module: called as ``module(tokens, state, labels)``; returns a depth state, or the losses
             in the last chunk.
-        state_type: made of sources and partial sum, which are two of its attributes.
+        state_type: a tuple that begins with sources, partial sum and statistics of the sources, and
+            is made of these.
         config: Megatron-Core's configuration.
         boundary: the chunk's edges.
         virtual_stage: None without interleaving.
@@ -60,4 +61,4 @@ class PipelineChunk(nn.Module):
         self._input = None
         state = None if entered is None else self._state_type(*entered)
         result = self.module(tokens, state, labels)
-        return result if self.is_last else self.boundary.leave(result.sources, result.partial)
+        return result if self.is_last else self.boundary.leave(*result[:3])

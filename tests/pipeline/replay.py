@@ -141,7 +141,7 @@ class Reader(nn.Module):
         chunk = self.chunk
         entered = ()
         if state is not None:
-            sources, partial_sum = state
+            sources, partial_sum, _ = state
             assert len(sources) == len(chunk.available)
             for source, tensor in zip(chunk.available, sources, strict=True):
                 assert torch.equal(tensor, entry_of(source, microbatch))

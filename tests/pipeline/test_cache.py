@@ -38,6 +38,19 @@ def test_a_source_stays_until_its_last_reader():
         cache.read(KEY, chunk=4, last=True)
 
 
+def test_what_a_chunk_computed_of_a_source_stays_as_long_as_the_source():
+    cache = BlockCache()
+    with pytest.raises(RuntimeError, match="source 1 of micro-batch 3 is not in the cache"):
+        cache.note(KEY, torch.ones(1))
+    cache.put(KEY, torch.ones(2), chunk=0)
+    assert cache.noted(KEY) is None
+    cache.note(KEY, torch.ones(1))
+    cache.read(KEY, chunk=2, last=False)
+    assert torch.equal(cache.noted(KEY), torch.ones(1))
+    cache.read(KEY, chunk=4, last=True)
+    assert cache.noted(KEY) is None
+
+
 def test_a_cached_source_has_no_graph():
     cache = BlockCache()
     cache.put(KEY, torch.ones(2, requires_grad=True) * 2, chunk=0)
