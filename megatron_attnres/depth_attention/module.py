@@ -66,23 +66,22 @@ class DepthAttention(nn.Module):
         directions = _directions(readers)
         newest_bias = self.recency_bias if state.partial is None else None
         found = attend_to_summaries(state.sources, norms, directions, newest_bias)
-        ahead = tuple(map(ReadAhead, *found, directions.unbind()))
+        ahead = tuple(map(ReadAhead, found, directions.unbind()))
         return state._replace(inverse_rms=norms, ahead=ahead)
 
     def forward(self, state: DepthState) -> Tensor:
         """The reader's input, [s, b, h]."""
-        chosen = self._chosen(state)
-        if chosen != "two-phase":
-            read = read_with(chosen)
+        if not state.ahead:
+            state = self.look_ahead(state, (self,))
+        if not state.ahead:
+            read = read_with(self._chosen(state))
             return read(
                 state.readable(), self.query, self.key_norm_weight, self.eps, self.recency_bias
             )
-        mixed, log_sum, direction = self.look_ahead(state, (self,)).ahead[0]
+        attended, direction = state.ahead[0]
         if state.partial is None:
-            return mixed
-        return merge_partial_sum(
-            mixed, log_sum, state.partial, direction, self.eps, self.recency_bias
-        )
+            return attended.mixed
+        return merge_partial_sum(attended, state.partial, direction, self.eps, self.recency_bias)
 
     def _chosen(self, state: DepthState) -> OperatorName:
         newest = state.sources[0]

@@ -12,6 +12,7 @@ two phases otherwise. Which is faster on a GPU has not been measured yet.
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -65,9 +66,13 @@ def choose(
     """The operator that ``auto`` stands for, or the forced one.
 
     Raises:
-        ValueError: the forced operator cannot do it; says why.
+        ValueError: there is no such operator, or the forced one cannot do it; says why.
     """
-    if operator not in ("auto", "fused"):
+    if operator not in get_args(OperatorName):
+        raise ValueError(
+            f"operator {operator!r}: must be one of {', '.join(get_args(OperatorName))}"
+        )
+    if operator in ("two-phase", "plain"):
         return operator
     refusal = _fused_refusal(device, dtype, biased)
     if operator == "auto":
@@ -95,8 +100,8 @@ def _two_phase(
     if isinstance(recency_bias, float | int):
         recency_bias = torch.tensor(recency_bias, dtype=wide, device=sources[0].device)
     norms = [inverse_rms(source, eps) for source in sources]
-    (mixed,), _ = attend_to_summaries(sources, norms, directions, recency_bias)
-    return mixed
+    (attended,) = attend_to_summaries(sources, norms, directions, recency_bias)
+    return attended.mixed
 
 
 def _fused(

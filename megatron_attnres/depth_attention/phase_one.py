@@ -5,12 +5,30 @@ its sublayers: logits and sums are matrix products, and backward runs once for a
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from megatron_attnres.depth_attention.statistics import statistics_dtype
 from megatron_attnres.depth_attention.tiles import as_rows, gather, scatter, token_tiles
+
+
+class Attended(NamedTuple):
+    """What one query found in the summaries.
+
+    Attributes:
+        mixed: o_s, [..., h]. Its gradient is whatever comes back for it times what comes back for
+            ``scale``: phase 2 returns both factors, and phase 1 multiplies them tile by tile,
+            which saves a tensor of this size per sublayer.
+        log_sum: L_s, the logarithm of the softmax's denominator, [tokens] in the data type of the
+            statistics.
+        scale: 1 for every token, [tokens, 1]; here for its gradient's sake, None without.
+    """
+
+    mixed: Tensor
+    log_sum: Tensor
+    scale: Tensor | None = None
 
 
 def attend_to_summaries(
@@ -18,7 +36,7 @@ def attend_to_summaries(
     inverse_rms: Sequence[Tensor],
     directions: Tensor,
     newest_bias: Tensor | None = None,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+) -> list[Attended]:
     """Softmax attention of several queries over completed summaries.
 
         o_s = sum_j p_sj v_j        p_sj = exp(l_sj - L_s)        l_sj = u_s . v_j r_j
@@ -36,17 +54,37 @@ def attend_to_summaries(
             partial sum.
 
     Returns:
-        o_s of every query, each of the summaries' shape and data type, and the logarithm L_s of
-        its softmax's denominator, [tokens] in the data type of the statistics.
+        What every query found.
     """
     stacked = torch.stack(tuple(inverse_rms), dim=1)
+    if not torch.is_grad_enabled() and len(_tiles(summaries)) == 1:
+        return _attend_at_once(summaries, stacked, directions, newest_bias)
     results = _PhaseOne.apply(directions, newest_bias, stacked, *summaries)
     queries = directions.shape[0]
-    return results[:queries], results[queries:]
+    return [Attended(*results[query::queries]) for query in range(queries)]
+
+
+def _attend_at_once(
+    summaries: Sequence[Tensor],
+    inverse_rms: Tensor,
+    directions: Tensor,
+    newest_bias: Tensor | None,
+) -> list[Attended]:
+    """Without gradients and for few tokens: in as few operations as it takes."""
+    count, queries, shape = len(summaries), directions.shape[0], summaries[0].shape
+    values = torch.stack(tuple(summaries), dim=-2).view(-1, count, shape[-1])
+    dots = values.to(directions.dtype).view(-1, shape[-1]) @ directions.t()
+    logits = dots.view(-1, count, queries).mul_(inverse_rms.unsqueeze(-1))
+    if newest_bias is not None:
+        logits[:, -1, 0] += newest_bias.reshape(()).to(logits.dtype)
+    weights = torch.softmax(logits, dim=1).to(values.dtype)
+    mixed = torch.bmm(weights.transpose(1, 2), values).view(*shape[:-1], queries, shape[-1])
+    log_sums = torch.logsumexp(logits, dim=1)
+    return list(map(Attended, mixed.unbind(-2), log_sums.unbind(1)))
 
 
 class _PhaseOne(torch.autograd.Function):
-    """Logits, softmax and statistics in the wide type, products over h in the summaries' own."""
+    """All in the data type of the statistics, a tile at a time; only results are rounded."""
 
     @staticmethod
     def forward(
@@ -58,66 +96,76 @@ class _PhaseOne(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         (tokens, count), (queries, hidden) = inverse_rms.shape, directions.shape
         rows = [as_rows(summary) for summary in summaries]
-        dtype, wide = rows[0].dtype, directions.dtype
         mixed = rows[0].new_empty(tokens, queries, hidden)
         logits = directions.new_empty(tokens, count, queries)
         weights, log_sums = torch.empty_like(logits), directions.new_empty(queries, tokens)
 
-        tiles = _tiles(rows)
-        workspace = rows[0].new_empty(tiles[0].stop, count, hidden)
+        tiles = _tiles(summaries)
+        workspaces = [directions.new_empty(tiles[0].stop, n, hidden) for n in (count, queries)]
         for tile in tiles:
-            values = gather(rows, tile, workspace)
-            dots = values.to(wide).view(-1, hidden) @ directions.t()
+            values = gather(rows, tile, workspaces[0])
+            dots = values.view(-1, hidden) @ directions.t()
             logit = dots.view(-1, count, queries).mul_(inverse_rms[tile].unsqueeze(-1))
             logits[tile] = logit
             if newest_bias is not None:
-                logit[:, -1, 0] += newest_bias.to(wide)
+                logit[:, -1, 0] += newest_bias.reshape(()).to(logit.dtype)
             weights[tile], log_sums[:, tile] = _softmax(logit)
-            torch.bmm(weights[tile].to(dtype).transpose(1, 2), values, out=mixed[tile])
+            out = workspaces[1][: values.shape[0]]
+            mixed[tile] = torch.bmm(weights[tile].transpose(1, 2), values, out=out)
 
         ctx.save_for_backward(directions, newest_bias, inverse_rms, logits, weights, *summaries)
         ctx.set_materialize_grads(False)
-        return *(one.view_as(summaries[0]) for one in mixed.unbind(1)), *log_sums.unbind()
+        scales = torch.ones_like(log_sums).unsqueeze(-1)
+        return (
+            *(one.view_as(summaries[0]) for one in mixed.unbind(1)),
+            *log_sums.unbind(),
+            *scales.unbind(),
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         directions, newest_bias, inverse_rms, logits, weights, *summaries = ctx.saved_tensors
         count, (queries, hidden) = len(summaries), directions.shape
         rows = [as_rows(summary) for summary in summaries]
-        dtype, wide = rows[0].dtype, directions.dtype
         grad_mixed = [as_rows(grad) for grad in _or_zeros(grads[:queries], summaries[0])]
-        grad_log_sums = torch.stack(_or_zeros(grads[queries:], inverse_rms[:, 0]), dim=1)
+        grad_log_sums = torch.stack(
+            _or_zeros(grads[queries : 2 * queries], inverse_rms[:, 0]), dim=1
+        )
+        scales = grads[2 * queries :]
 
         grad_rows = [torch.empty_like(row, memory_format=torch.contiguous_format) for row in rows]
         grad_directions = torch.zeros_like(directions)
-        grad_bias = None if newest_bias is None else torch.zeros_like(newest_bias)
-        narrow_directions = directions.to(dtype)
-        tiles = _tiles(rows)
-        workspaces = [rows[0].new_empty(tiles[0].stop, n, hidden) for n in (count, queries, count)]
+        grad_bias = directions.new_zeros(())
+        tiles = _tiles(summaries)
+        workspaces = [
+            directions.new_empty(tiles[0].stop, n, hidden) for n in (count, queries, count)
+        ]
         for tile in tiles:
             values = gather(rows, tile, workspaces[0])
-            grad_values = gather(grad_mixed, tile, workspaces[1])
+            grad_values = gather(grad_mixed, tile, workspaces[1], scales)
             weight, inverse = weights[tile], inverse_rms[tile].unsqueeze(-1)
 
-            grad_weight = torch.bmm(values, grad_values.transpose(1, 2)).to(wide)
+            grad_weight = torch.bmm(values, grad_values.transpose(1, 2))
             centre = (weight * grad_weight).sum(dim=1) - grad_log_sums[tile]
             grad_logit = grad_weight.sub_(centre.unsqueeze(1)).mul_(weight)
-            if grad_bias is not None:
-                grad_bias += grad_logit[:, -1, 0].sum().to(grad_bias.dtype)
+            if newest_bias is not None:
+                grad_bias += grad_logit[:, -1, 0].sum()
 
             # d l / d v = r u - l r^2 v / h
             along_values = (grad_logit * logits[tile]).sum(dim=2, keepdim=True)
             along_values.mul_(inverse).mul_(inverse).div_(-hidden)
-            along_directions = grad_logit.mul_(inverse).to(dtype)
-            grad_tile = torch.mul(
-                values, along_values.to(dtype), out=workspaces[2][: values.shape[0]]
-            )
-            grad_tile.baddbmm_(weight.to(dtype), grad_values)
-            _add_product(grad_tile, along_directions, narrow_directions)
+            along_directions = grad_logit.mul_(inverse)
+            grad_tile = torch.mul(values, along_values, out=workspaces[2][: values.shape[0]])
+            grad_tile.baddbmm_(weight, grad_values)
+            # The directions are the same for every token, but one product of all is slower.
+            grad_tile.baddbmm_(along_directions, directions.expand(values.shape[0], -1, -1))
             scatter(grad_tile, grad_rows, tile)
-            grad_directions += along_directions.view(-1, queries).t() @ values.view(-1, hidden)
+            grad_directions.addmm_(along_directions.view(-1, queries).t(), values.view(-1, hidden))
 
         shaped = (one.view_as(summary) for one, summary in zip(grad_rows, summaries, strict=True))
+        if newest_bias is None:
+            return grad_directions, None, None, *shaped
+        grad_bias = grad_bias.to(newest_bias.dtype).view_as(newest_bias)
         return grad_directions, grad_bias, None, *shaped
 
 
@@ -130,23 +178,13 @@ def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     return weights, denominator.log_().add_(largest).squeeze(1).t()
 
 
-def _add_product(target: Tensor, factors: Tensor, directions: Tensor) -> None:
-    """target [tile, summaries, h] += factors [tile, summaries, queries] directions [queries, h].
-
-    The same directions serve every token, so one product would do; on a CPU the batched one is
-    three times faster in float32 and half as fast in bfloat16.
-    """
-    if target.device.type == "cpu" and target.dtype == torch.float32:
-        target.baddbmm_(factors, directions.expand(target.shape[0], -1, -1))
-    else:
-        target.view(-1, target.shape[-1]).addmm_(factors.view(-1, factors.shape[-1]), directions)
-
-
 def _or_zeros(grads: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
     """Zeros in place of the gradient of a result that nothing used."""
     return [torch.zeros_like(like) if grad is None else grad for grad in grads]
 
 
-def _tiles(rows: Sequence[Tensor]) -> list[slice]:
-    tokens, hidden = rows[0].shape
-    return token_tiles(tokens, len(rows) * hidden * rows[0].element_size(), rows[0].device)
+def _tiles(sources: Sequence[Tensor]) -> list[slice]:
+    first = sources[0]
+    hidden, wide = first.shape[-1], statistics_dtype(first.dtype)
+    bytes_per_token = len(sources) * hidden * wide.itemsize
+    return token_tiles(first.numel() // hidden, bytes_per_token, first.device)

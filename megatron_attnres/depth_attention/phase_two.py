@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron_attnres.depth_attention.phase_one import Attended
 from megatron_attnres.depth_attention.statistics import inverse_rms
 from megatron_attnres.depth_attention.tiles import as_rows
 
 
 def merge_partial_sum(
-    mixed: Tensor,
-    log_sum: Tensor,
+    attended: Attended,
     partial: Tensor,
     direction: Tensor,
     eps: float,
@@ -24,17 +24,45 @@ def merge_partial_sum(
     """h = a o + (1 - a) v with 1 - a = exp(l) / (exp(L) + exp(l)), l = u . v r + bias.
 
     Args:
-        mixed: o, what phase 1 made of the summaries, [..., h].
-        log_sum: L, the logarithm of its softmax's denominator, [tokens].
-        partial: v, the partial sum, of the same shape and data type as o.
+        attended: o and L, what phase 1 made of the summaries; used once.
+        partial: v, the partial sum, of o's shape and data type.
         direction: u, pseudo-query times key-norm weight, [h] in the data type of the statistics.
         eps: added to the partial sum's mean square.
         recency_bias: added to the partial sum's logit.
 
     Returns:
         The sublayer's input, of the partial sum's shape and data type.
+
+    Raises:
+        RuntimeError: what phase 1 found is used a second time, with gradients.
     """
-    return _PhaseTwo.apply(mixed, log_sum, partial, direction, eps, recency_bias)
+    if not torch.is_grad_enabled():
+        return _merge_at_once(attended, partial, direction, eps, recency_bias)
+    # Twice, autograd would add up what comes back for o and for its scale, each on its own.
+    if getattr(attended.scale, "is_merged", False):
+        raise RuntimeError("what phase 1 found for a sublayer was merged before; read ahead again")
+    attended.scale.is_merged = True
+    return _PhaseTwo.apply(*attended, partial, direction, eps, recency_bias)
+
+
+def _merge_at_once(
+    attended: Attended,
+    partial: Tensor,
+    direction: Tensor,
+    eps: float,
+    recency_bias: Tensor | None,
+) -> Tensor:
+    """Without gradients: in as few operations as it takes."""
+    rows = as_rows(partial)
+    wide_rows = rows.to(direction.dtype)
+    lead = torch.addcmul(
+        attended.log_sum, wide_rows @ direction, inverse_rms(wide_rows, eps), value=-1
+    )
+    if recency_bias is not None:
+        lead -= recency_bias.reshape(()).to(lead.dtype)
+    share = torch.sigmoid(lead).unsqueeze(-1).to(rows.dtype)
+    own_share = torch.sigmoid(lead.neg_()).unsqueeze(-1).to(rows.dtype)
+    return (as_rows(attended.mixed) * share).addcmul_(rows, own_share).view_as(partial)
 
 
 class _PhaseTwo(torch.autograd.Function):
@@ -43,6 +71,7 @@ class _PhaseTwo(torch.autograd.Function):
         ctx: Any,
         mixed: Tensor,
         log_sum: Tensor,
+        scale: Tensor,
         partial: Tensor,
         direction: Tensor,
         eps: float,
@@ -54,7 +83,7 @@ class _PhaseTwo(torch.autograd.Function):
         logit = (wide_rows @ direction).mul_(inverse)
         lead = log_sum - logit
         if recency_bias is not None:
-            lead -= recency_bias.to(lead.dtype)
+            lead -= recency_bias.reshape(()).to(lead.dtype)
         # Both from the difference: 1 - a loses what a small share has of digits.
         share, own_share = torch.sigmoid(lead).unsqueeze(-1), torch.sigmoid(-lead).unsqueeze(-1)
         merged = (others * share.to(rows.dtype)).addcmul_(rows, own_share.to(rows.dtype))
@@ -84,8 +113,10 @@ class _PhaseTwo(torch.autograd.Function):
         if recency_bias is not None:
             grad_bias = -grad_log_sum.sum().to(recency_bias.dtype).view_as(recency_bias)
         return (
-            (grad_rows * share.to(dtype)).view_as(mixed),
+            # The gradient of o is a times grad; see Attended.
+            grad,
             grad_log_sum,
+            share,
             grad_partial.view_as(partial),
             along_direction @ rows.to(wide),
             None,

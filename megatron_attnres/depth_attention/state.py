@@ -4,18 +4,18 @@ from typing import NamedTuple, Self
 
 from torch import Tensor
 
+from megatron_attnres.depth_attention.phase_one import Attended
+
 
 class ReadAhead(NamedTuple):
     """What phase 1 found for one sublayer of the block being computed.
 
     Attributes:
-        mixed: o, the sublayer's mixture of the completed summaries, [s, b, h].
-        log_sum: L, the logarithm of its softmax's denominator, [s x b], float32 or wider.
+        attended: the sublayer's mixture of the completed summaries, and its denominator.
         direction: u, pseudo-query times key-norm weight, [h], float32 or wider.
     """
 
-    mixed: Tensor
-    log_sum: Tensor
+    attended: Attended
     direction: Tensor
 
 

@@ -1,7 +1,8 @@
 """Working on a stretch of tokens at a time, so that no temporary is as large as all sources.
 
-Within a tile the sources lie side by side, [tokens, sources, h], which makes batched matrix
-products of the sums over sources. On a CPU a tile stays in the cache from one to the next.
+Within a tile the sources lie side by side in the data type of the statistics, [tokens, sources,
+h], which makes batched matrix products of the sums over sources. On a CPU a tile stays in the
+cache from one to the next.
 """
 
 from collections.abc import Sequence
@@ -15,20 +16,30 @@ _BYTES_ELSEWHERE = 256 << 20
 
 
 def token_tiles(tokens: int, bytes_per_token: int, device: torch.device) -> list[slice]:
-    """Stretches that cover 0 .. tokens - 1 in order, each of a bounded number of bytes."""
+    """Stretches that cover 0 .. tokens - 1 in order, each of a bounded number of bytes.
+
+    There is at least one, if only an empty one.
+    """
     size = max(1, _BYTES.get(device.type, _BYTES_ELSEWHERE) // bytes_per_token)
-    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+    return [slice(start, min(start + size, tokens)) for start in range(0, max(tokens, 1), size)]
 
 
-def gather(rows: Sequence[Tensor], tile: slice, workspace: Tensor) -> Tensor:
-    """The tile of every tensor [tokens, h], side by side.
+def gather(
+    rows: Sequence[Tensor],
+    tile: slice,
+    workspace: Tensor,
+    scales: Sequence[Tensor | None] | None = None,
+) -> Tensor:
+    """The tile of every tensor [tokens, h], side by side, and times its scale [tokens, 1] if any.
 
     Returns:
         [tile, tensors, h], the beginning of the workspace.
     """
     gathered = workspace[: tile.stop - tile.start]
     for index, row in enumerate(rows):
-        gathered[:, index].copy_(row[tile])
+        place = gathered[:, index].copy_(row[tile])
+        if scales is not None and scales[index] is not None:
+            place.mul_(scales[index][tile])
     return gathered
 
 

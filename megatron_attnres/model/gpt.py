@@ -10,6 +10,7 @@ from megatron_attnres.depth_attention.module import DepthAttention
 from megatron_attnres.depth_attention.state import DepthState
 from megatron_attnres.model.configuration import ModelConfig
 from megatron_attnres.model.cross_entropy import vocab_parallel_cross_entropy
+from megatron_attnres.model.key_value_cache import KeyValueCache
 from megatron_attnres.model.layer import depth_reader
 from megatron_attnres.model.norm import RMSNorm
 from megatron_attnres.model.rotary import rotary_tables
@@ -110,6 +111,24 @@ class GPTChunk(nn.Module):
         state = self.layers(state, (self.rotary_cosines, self.rotary_sines))
         return self._losses(state, labels) if self.is_last else state
 
+    def run_layers(self, tokens: Tensor, cache: KeyValueCache) -> DepthState:
+        """For inference with the whole model: the depth state of new tokens after all layers.
+
+        Args:
+            tokens: [b, s], which follow those of the cache.
+            cache: keys and values of earlier tokens; takes those of the new ones.
+        """
+        rotary = (self.rotary_cosines, self.rotary_sines)
+        return self.layers(self._embed(tokens), rotary, cache)
+
+    def final_hidden(self, state: DepthState) -> Tensor:
+        """What the output layer multiplies, [s, b, h] (s / TP under sequence parallelism)."""
+        return self.final_norm(self.head_reader(state))
+
+    def logits_of(self, state: DepthState) -> Tensor:
+        """Of every position, [s, b, vocabulary / TP]."""
+        return self.output(self.final_hidden(state))[0]
+
     def global_name(self, name: str) -> str:
         """A parameter's name in the whole model; the tied copy carries the embedding's."""
         return EMBEDDING_NAME if name == "output.weight" and self.output_is_tied else name
@@ -122,8 +141,7 @@ class GPTChunk(nn.Module):
         return DepthState((), hidden) if self.baseline else DepthState((hidden,), None)
 
     def _losses(self, state: DepthState, labels: Tensor) -> Tensor:
-        hidden = self.final_norm(self.head_reader(state))
-        logits, _ = self.output(hidden)
+        logits = self.logits_of(state)
         losses = vocab_parallel_cross_entropy(
             logits, labels.transpose(0, 1).contiguous(), self.groups.tp
         )

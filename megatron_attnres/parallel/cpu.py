@@ -4,9 +4,14 @@ Megatron-Core 0.16 and 0.19 name CUDA literally in a few places that run on any 
 host these are redirected here; on a CUDA host nothing in this file takes effect.
 """
 
+import ctypes
 from typing import Any
 
 import torch
+
+# Parameters of glibc's mallopt, and the threshold that turns trimming off (mallopt(3)).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_NEVER = -1
 
 
 def device() -> torch.device:
@@ -32,6 +37,21 @@ def redirect_cuda_calls() -> None:
     torch.cuda.current_device = _cpu_device
     torch.cuda.synchronize = _nothing_to_wait_for
     schedules.torch = _TorchWithoutCuda()
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep memory that tensors give back. Does nothing where CUDA or glibc isn't.
+
+    glibc returns freed memory to the system as soon as there is more of it than twice the largest
+    tensor freed so far, and a step's next tensors pay for every page again: several times what
+    writing to them costs. The size from which a tensor gets pages of its own stays at the most to
+    which glibc would raise it itself.
+    """
+    library = ctypes.CDLL(None)
+    if torch.cuda.is_available() or not hasattr(library, "gnu_get_libc_version"):
+        return
+    library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+    library.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
 def import_megatron_core() -> None:

@@ -10,7 +10,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import distributed
 
-from megatron_attnres.parallel.cpu import redirect_cuda_calls
+from megatron_attnres.parallel.cpu import keep_freed_memory, redirect_cuda_calls
 from megatron_attnres.parallel.layout import ParallelLayout
 
 
@@ -56,6 +56,7 @@ def initialize_groups(layout: ParallelLayout, timeout: timedelta) -> ParallelGro
             f"{distributed.get_world_size()}"
         )
     redirect_cuda_calls()
+    keep_freed_memory()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,

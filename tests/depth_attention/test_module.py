@@ -1,6 +1,9 @@
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from megatron_attnres.depth_attention import module
 from megatron_attnres.depth_attention.module import DepthAttention, ResidualRead
 from megatron_attnres.depth_attention.reference import depth_attention
 from megatron_attnres.depth_attention.state import DepthState
@@ -73,3 +76,120 @@ def test_the_residual_stream_is_read_as_it_is():
 def test_a_missing_residual_stream_is_a_fault_of_the_program():
     with pytest.raises(AssertionError, match="residual stream"):
         ResidualRead()(state_of(1))
+
+
+def trained_readers(count, *, bias=None, operator="two-phase", hidden=4):
+    """Readers in float64 as they are after some training."""
+    readers = [DepthAttention(hidden, 1e-6, bias, torch.float64, operator) for _ in range(count)]
+    for reader in readers:
+        torch.nn.init.normal_(reader.query)
+        torch.nn.init.normal_(reader.key_norm_weight)
+    return readers
+
+
+def source(hidden=4):
+    return torch.randn(2, 3, hidden, dtype=torch.float64)
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(1, 9),
+    st.integers(1, 6),
+    st.booleans(),
+    st.sampled_from([None, 0.7]),
+    st.integers(0, 999),
+)
+def test_looking_ahead_changes_nothing_that_a_reader_reads(count, readers, starts, bias, seed):
+    torch.manual_seed(seed)
+    readers = trained_readers(readers, bias=bias)
+    sources = tuple(source() for _ in range(count))
+    partials = [None if starts and index == 0 else source() for index in range(len(readers))]
+    state = readers[0].look_ahead(DepthState(sources, partials[0]), readers)
+    for reader, partial in zip(readers, partials, strict=True):
+        alone = DepthState(sources, partial)
+        expected = depth_attention(
+            alone.readable(), reader.query, reader.key_norm_weight, 1e-6, reader.recency_bias
+        )
+        found = reader(state._replace(partial=partial))
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(reader(alone), found, rtol=1e-12, atol=1e-12)
+        state = state._replace(ahead=state.ahead[1:])
+    assert state.ahead == ()
+
+
+@pytest.mark.parametrize("bias", [None, 0.7])
+@pytest.mark.parametrize("cumulative", [True, False])
+@pytest.mark.parametrize("block_size", [1, 2, 3, 7])
+def test_a_state_carries_what_is_ahead_in_the_block_and_every_norm(block_size, cumulative, bias):
+    torch.manual_seed(0)
+    readers = trained_readers(7, bias=bias)
+    state = DepthState((source(),), None)
+    for sublayer, reader in enumerate(readers):
+        end = min(sublayer - sublayer % block_size + block_size, len(readers))
+        before = state
+        state = reader.look_ahead(state, readers[sublayer:end])
+        assert len(state.ahead) == end - sublayer
+        assert len(state.inverse_rms) == len(state.sources)
+        for norm, same in zip(state.inverse_rms, before.inverse_rms, strict=False):
+            assert norm is same
+        if sublayer % block_size:
+            assert state is before
+        output = reader(state)
+        state = state.add(output, ends_block=sublayer + 1 == end, cumulative=cumulative)
+        assert len(state.ahead) == end - sublayer - 1
+    assert state.partial is None
+    assert state.ahead == ()
+    assert len(state.inverse_rms) == len(state.sources) - 1 == -(-len(readers) // block_size)
+
+
+def test_the_norm_of_a_completed_summary_is_computed_once(monkeypatch):
+    seen, original = [], module.inverse_rms
+    monkeypatch.setattr(
+        module, "inverse_rms", lambda source, eps: seen.append(source) or original(source, eps)
+    )
+    torch.manual_seed(0)
+    readers = trained_readers(9)
+    state = DepthState((source(),), None)
+    for sublayer, reader in enumerate(readers[:-1]):
+        block_end = sublayer - sublayer % 4 + 4
+        state = reader.look_ahead(state, readers[sublayer:block_end])
+        state = state.add(reader(state), ends_block=sublayer + 1 == block_end)
+    # The output head reads on its own.
+    readers[-1](state)
+    assert len(seen) == len(state.sources) == 3
+    assert all(one is other for one, other in zip(seen, state.sources, strict=True))
+
+
+def test_norms_carry_no_graph():
+    torch.manual_seed(0)
+    readers = trained_readers(2)
+    state = DepthState((source().requires_grad_(),), None)
+    state = readers[0].look_ahead(state, readers)
+    assert not state.inverse_rms[0].requires_grad
+    assert state.ahead[0].attended.mixed.requires_grad
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_another_operator_looks_not_ahead_and_reads_the_same(partial):
+    torch.manual_seed(0)
+    readers = trained_readers(3, bias=0.7)
+    state = DepthState((source(), source()), source() if partial else None)
+    for reader in readers:
+        in_two_phases = reader(state)
+        reader.operator = "plain"
+        assert reader.look_ahead(state, readers) is state
+        torch.testing.assert_close(reader(state), in_two_phases, rtol=1e-12, atol=1e-12)
+
+
+def test_a_forced_operator_that_cannot_read_here_says_so():
+    (reader,) = trained_readers(1, operator="fused")
+    state = DepthState((source(),), None)
+    for use in (reader, lambda state: reader.look_ahead(state, (reader,))):
+        with pytest.raises(ValueError, match="needs CUDA"):
+            use(state)
+
+
+def test_the_residual_stream_has_nothing_ahead():
+    state = DepthState((), torch.ones(2, 1, 4))
+    reader = ResidualRead()
+    assert reader.look_ahead(state, (reader, ResidualRead())) is state
