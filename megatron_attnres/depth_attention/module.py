@@ -7,6 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from megatron_attnres.depth_attention.names import OperatorName
+from megatron_attnres.depth_attention.one_token import (
+    attend_to_summaries_of_token,
+    inverse_rms_of_token,
+    is_one_token,
+    merge_partial_sum_of_token,
+)
 from megatron_attnres.depth_attention.operators import choose, read_with
 from megatron_attnres.depth_attention.phase_one import attend_to_summaries
 from megatron_attnres.depth_attention.phase_two import merge_partial_sum
@@ -60,12 +66,16 @@ class DepthAttention(nn.Module):
         """
         if state.ahead or self._chosen(state) != "two-phase":
             return state
-        norms = state.inverse_rms + tuple(
-            inverse_rms(source, self.eps) for source in state.sources[len(state.inverse_rms) :]
-        )
         directions = _directions(readers)
         newest_bias = self.recency_bias if state.partial is None else None
-        found = attend_to_summaries(state.sources, norms, directions, newest_bias)
+        new = state.sources[len(state.inverse_rms) :]
+        if is_one_token(state.sources[0]):
+            wide = directions.dtype
+            norms = (*state.inverse_rms, *(inverse_rms_of_token(s, self.eps, wide) for s in new))
+            found = attend_to_summaries_of_token(state.sources, norms, directions, newest_bias)
+        else:
+            norms = (*state.inverse_rms, *(inverse_rms(source, self.eps) for source in new))
+            found = attend_to_summaries(state.sources, norms, directions, newest_bias)
         ahead = tuple(map(ReadAhead, found, directions.unbind()))
         return state._replace(inverse_rms=norms, ahead=ahead)
 
@@ -81,7 +91,8 @@ class DepthAttention(nn.Module):
         attended, direction = state.ahead[0]
         if state.partial is None:
             return attended.mixed
-        return merge_partial_sum(attended, state.partial, direction, self.eps, self.recency_bias)
+        merge = merge_partial_sum_of_token if is_one_token(state.partial) else merge_partial_sum
+        return merge(attended, state.partial, direction, self.eps, self.recency_bias)
 
     def _chosen(self, state: DepthState) -> OperatorName:
         newest = state.sources[0]

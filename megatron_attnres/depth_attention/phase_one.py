@@ -22,12 +22,12 @@ class Attended(NamedTuple):
             ``scale``: phase 2 returns both factors, and phase 1 multiplies them tile by tile,
             which saves a tensor of this size per sublayer.
         log_sum: L_s, the logarithm of the softmax's denominator, [tokens] in the data type of the
-            statistics.
+            statistics; a number of Python's where a single token is decoded.
         scale: 1 for every token, [tokens, 1]; here for its gradient's sake, None without.
     """
 
     mixed: Tensor
-    log_sum: Tensor
+    log_sum: Tensor | float
     scale: Tensor | None = None
 
 

@@ -28,12 +28,13 @@ class DepthState(NamedTuple):
         partial: the partial sum of the block being computed, or None at a block's start. In
             baseline mode this is the residual stream itself.
         inverse_rms: 1 / rms of every token, [s x b], of the oldest sources: as many as were read.
+            Numbers of Python's where a single token is decoded.
         ahead: of the coming sublayers of the block, in order: as many as phase 1 has served.
     """
 
     sources: tuple[Tensor, ...]
     partial: Tensor | None
-    inverse_rms: tuple[Tensor, ...] = ()
+    inverse_rms: tuple[Tensor | float, ...] = ()
     ahead: tuple[ReadAhead, ...] = ()
 
     def readable(self) -> tuple[Tensor, ...]:

@@ -40,22 +40,22 @@ def whole_logits(chunk, tokens):
         return gather_from_tensor_model_parallel_region(logits, group=chunk.groups.tp)
 
 
-def largest_errors(options, layout):
+def largest_errors(options, layout, batch_size):
     """By pieces, the largest difference of any logit; runs on every rank."""
     case = Case(small_model(**options, seq_length=LENGTH), layout)
     _, step = build(case, torch.float64)
     chunk = step.chunks[0].module
     generator = torch.Generator().manual_seed(7)
-    tokens = torch.randint(0, case.model.vocab_size, (2, LENGTH), generator=generator)
+    tokens = torch.randint(0, case.model.vocab_size, (batch_size, LENGTH), generator=generator)
     expected = whole_logits(chunk, tokens)
     errors = {}
     for name, pieces in PIECES.items():
-        decoder, start = Decoder(chunk, batch_size=2, max_length=LENGTH), 0
+        decoder, start = Decoder(chunk, batch_size, max_length=LENGTH), 0
         differences = []
         for length in pieces:
             found = decoder.next_logits(tokens[:, start : start + length])
             start += length
-            assert found.shape == (2, case.model.vocab_size)
+            assert found.shape == (batch_size, case.model.vocab_size)
             assert found.dtype == torch.float32
             differences.append((found - expected[start - 1]).abs().max().item())
         assert decoder.cache.length == LENGTH
@@ -66,10 +66,12 @@ def largest_errors(options, layout):
 
 
 def errors_of_every_model(layout):
+    """A token alone (batch 1) is read by other code than a batch of them."""
     found = {}
     for name, options in MODELS.items():
-        restart_job()
-        found[name] = largest_errors(options, layout)
+        for batch_size in (1, 2):
+            restart_job()
+            found[name, batch_size] = largest_errors(options, layout, batch_size)
     return found
 
 
@@ -95,11 +97,11 @@ def tokens_read_by_phase_one(layout, length):
 
     depth_module.attend_to_summaries = note
     try:
-        decoder = Decoder(step.chunks[0].module, batch_size=1, max_length=LENGTH)
-        decoder.next_logits(torch.zeros(1, length, dtype=torch.long))
+        decoder = Decoder(step.chunks[0].module, batch_size=2, max_length=LENGTH)
+        decoder.next_logits(torch.zeros(2, length, dtype=torch.long))
         prompt = set(seen[:-1])
         seen.clear()
-        decoder.next_logits(torch.zeros(1, 1, dtype=torch.long))
+        decoder.next_logits(torch.zeros(2, 1, dtype=torch.long))
     finally:
         depth_module.attend_to_summaries = attend
     return prompt, set(seen)
