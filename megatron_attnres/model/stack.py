@@ -67,24 +67,16 @@ class LayerStack(nn.ModuleDict):
     def _readers_ahead(self) -> list[tuple[Readers, Readers]]:
         """For each layer's two sublayers, the readers that phase 1 serves together.
 
-        They are those of the rest of the block, as far as it lies in the chunk. A recomputed layer
-        keeps to itself: what phase 1 finds for later layers would have to be stored.
+        They are those of the same block and layer. Products round by their shape, and no layout
+        cuts a layer: so every layout gives one process's losses to the last bit, and a recomputed
+        layer stores nothing for later ones.
         """
-        layers = list(self.values())
-        sublayers = [
-            sublayer
-            for layer in layers
-            for sublayer in (
-                (layer.attention_reader, layer.attention_ends_block),
-                (layer.mlp_reader, layer.mlp_ends_block or self.recompute_layers),
-            )
-        ]
-        readers, ahead = (), []
-        for reader, ends in reversed(sublayers):
-            readers = (reader,) if ends else (reader, *readers)
-            ahead.append(readers)
-        ahead.reverse()
-        return list(zip(ahead[::2], ahead[1::2], strict=True))
+        found = []
+        for layer in self.values():
+            mlp = (layer.mlp_reader,)
+            attention = (layer.attention_reader,)
+            found.append((attention if layer.attention_ends_block else attention + mlp, mlp))
+        return found
 
 
 def _recomputed(

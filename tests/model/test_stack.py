@@ -113,10 +113,10 @@ def normed_sources():
         yield normed
 
 
-def block_parts(layers, block_size, within_layers=False):
-    """Lengths of the stretches of a chunk's sublayers that lie in one block (and layer)."""
+def block_parts(layers, block_size):
+    """Lengths of the stretches of a chunk's sublayers that lie in one block and layer."""
     sublayers = range(2 * layers.start, 2 * layers.stop)
-    parts = groupby(sublayers, lambda one: (one // block_size, within_layers and one // 2))
+    parts = groupby(sublayers, lambda one: (one // block_size, one // 2))
     return [len(list(part)) for _, part in parts]
 
 
@@ -163,22 +163,21 @@ def _served_job(recompute):
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)
-def test_phase_one_runs_once_for_what_a_chunk_has_of_a_block(recompute):
+def test_phase_one_runs_once_for_what_a_layer_has_of_a_block(recompute):
+    """Whatever the chunk: losses are one process's to the last bit on every layout."""
     (served,) = run_ranks(_served_job, 1, recompute)
     for (block_size, layers), (forward, backward) in served.items():
-        within_layers = recompute == "full"
-        assert forward == block_parts(layers, block_size, within_layers), (block_size, layers)
+        assert forward == block_parts(layers, block_size), (block_size, layers)
         # Layers are recomputed from the last to the first.
         recomputed = [block_parts(range(layer, layer + 1), block_size) for layer in layers]
         expected = [one for parts in reversed(recomputed) for one in parts]
-        assert backward == (expected if within_layers else []), (block_size, layers)
+        assert backward == (expected if recompute == "full" else []), (block_size, layers)
 
 
 def test_the_parts_of_blocks_that_the_test_expects():
-    assert block_parts(range(4), 3) == [3, 3, 2]
-    assert block_parts(range(1, 3), 3) == [1, 3]
-    assert block_parts(range(4), 8) == [8]
-    assert block_parts(range(4), 3, within_layers=True) == [2, 1, 1, 2, 2]
+    assert block_parts(range(4), 3) == [2, 1, 1, 2, 2]
+    assert block_parts(range(1, 3), 3) == [1, 1, 2]
+    assert block_parts(range(4), 8) == [2, 2, 2, 2]
 
 
 def _operators_job():
@@ -194,7 +193,7 @@ def _operators_job():
 
 def test_phase_one_is_for_the_two_phase_operator_and_that_is_the_cpu_s():
     (calls,) = run_ranks(_operators_job, 1)
-    assert calls == {("baseline", "auto"): [], ("block", "plain"): [], ("block", "auto"): [4, 4]}
+    assert calls == {("baseline", "auto"): [], ("block", "plain"): [], ("block", "auto"): [2, 2, 2, 2]}
 
 
 def _norms_job():
