@@ -193,7 +193,11 @@ def _operators_job():
 
 def test_phase_one_is_for_the_two_phase_operator_and_that_is_the_cpu_s():
     (calls,) = run_ranks(_operators_job, 1)
-    assert calls == {("baseline", "auto"): [], ("block", "plain"): [], ("block", "auto"): [2, 2, 2, 2]}
+    assert calls == {
+        ("baseline", "auto"): [],
+        ("block", "plain"): [],
+        ("block", "auto"): [2, 2, 2, 2],
+    }
 
 
 def _norms_job():
