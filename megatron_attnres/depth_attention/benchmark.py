@@ -1,9 +1,9 @@
 """Timing depth attention against the paper's pseudo-code, a layer and the memory bus.
 
-What is timed is a block of sublayers at the depth where it reads the most: phase 1 once, phase 2
-for each, gradients of everything, as a model runs it. All forms are timed in turn, round by round,
-so that a drift of the machine's speed meets all of them; what counts are ratios within a round and
-their medians.
+What is timed is a block of sublayers at the depth where it reads the most: phase 1 once for all of
+them (a model's layers read ahead two by two), phase 2 for each, gradients of everything. All forms
+are timed in turn, round by round, so that a drift of the machine's speed meets all of them; what
+counts are ratios within a round and their medians.
 """
 
 import time

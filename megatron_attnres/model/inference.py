@@ -57,6 +57,8 @@ class Decoder:
         self._model = model
         self._group = model.groups.tp
         self._sharded = model.config.sequence_parallel
+        # Found once: to search the model for them takes longer than a token should.
+        self._switches = _sequence_switches(model) if self._sharded else []
         attention = next(iter(model.layers.values())).attention
         with torch.inference_mode():
             self.cache = KeyValueCache(
@@ -97,7 +99,7 @@ class Decoder:
         length, ranks = tokens.shape[1], self._group.size()
         padding = -length % ranks
         if length == 1 or self.cache.length + length + padding > self.cache.max_length:
-            with _whole_sequences(self._model):
+            with _switched_off(self._switches):
                 state = self._model.run_layers(tokens, self.cache)
                 return self._model.logits_of(_position(state, length - 1))
         # Later positions change nothing for earlier ones, and are overwritten by the next step.
@@ -105,12 +107,15 @@ class Decoder:
         owner, place = divmod(length - 1, (length + padding) // ranks)
         hidden = self._model.final_hidden(_position(state, place))
         hidden = gather_from_sequence_parallel_region(hidden, group=self._group)
-        with _whole_sequences(self._model):
+        with _switched_off(self._switches):
             return self._model.output(hidden[owner : owner + 1])[0]
 
 
 def _position(state: DepthState, index: int) -> DepthState:
     """The depth state of one position."""
+    if state.readable()[-1].shape[0] == 1:
+        # A decode step's: slices would cost time, and what is known of its sources would be lost.
+        return state
     partial = state.partial
     return DepthState(
         tuple(source[index : index + 1] for source in state.sources),
@@ -118,30 +123,24 @@ def _position(state: DepthState, index: int) -> DepthState:
     )
 
 
+def _sequence_switches(model: GPTChunk) -> list[tuple[object, str]]:
+    """Who keeps Megatron-Core's switch of sequence parallelism, and under which name."""
+    switches: list[tuple[object, str]] = [(model.config, "sequence_parallel")]
+    for module in model.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            switches.append((module, "sequence_parallel"))
+        elif isinstance(module, VocabParallelEmbedding):
+            switches.append((module, "reduce_scatter_embeddings"))
+    return switches
+
+
 @contextmanager
-def _whole_sequences(model: GPTChunk) -> Iterator[None]:
-    """Switch sequence parallelism off: one token cannot be sharded."""
-    linears = [
-        module
-        for module in model.modules()
-        if isinstance(module, ColumnParallelLinear | RowParallelLinear)
-    ]
-    embeddings = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding)]
-    _switch(model, linears, embeddings, False)
+def _switched_off(switches: list[tuple[object, str]]) -> Iterator[None]:
+    """Run without sequence parallelism: one token cannot be sharded."""
+    for owner, name in switches:
+        setattr(owner, name, False)
     try:
         yield
     finally:
-        _switch(model, linears, embeddings, True)
-
-
-def _switch(
-    model: GPTChunk,
-    linears: list[ColumnParallelLinear | RowParallelLinear],
-    embeddings: list[VocabParallelEmbedding],
-    on: bool,
-) -> None:
-    model.config.sequence_parallel = on
-    for linear in linears:
-        linear.sequence_parallel = on
-    for embedding in embeddings:
-        embedding.reduce_scatter_embeddings = on
+        for owner, name in switches:
+            setattr(owner, name, True)

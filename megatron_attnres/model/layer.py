@@ -73,8 +73,8 @@ class TransformerLayer(nn.Module):
         Args:
             state: before them.
             rotary: cosines and sines of the positions.
-            readers: for self-attention and MLP, the reader and those that follow it in its block
-                and run with it; phase 1 serves all of them at once.
+            readers: for self-attention and MLP, the reader and what follows it in its block and
+                layer; phase 1 serves all of them at once.
             cache: keys and values of earlier tokens, for inference.
         """
 
