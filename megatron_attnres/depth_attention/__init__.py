@@ -10,9 +10,9 @@ from typing import Any
 
 class _CallablePackage(ModuleType):
     def __call__(self, *operands: Any, **options: Any) -> Any:
-        """See ``megatron_attnres.depth_attention.reference.depth_attention``."""
+        """See ``megatron_attnres.depth_attention.operators.depth_attention``."""
         # Resolved on first use: what only computes a plan or checks flags never loads torch.
-        from megatron_attnres.depth_attention.reference import depth_attention
+        from megatron_attnres.depth_attention.operators import depth_attention
 
         return depth_attention(*operands, **options)
 

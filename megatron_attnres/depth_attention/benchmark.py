@@ -64,6 +64,7 @@ class BlockReads:
             DepthAttention(case.hidden, EPS, None, case.dtype).to(device)
             for _ in range(case.sublayers)
         ]
+        self._layers = [self.readers[start : start + 2] for start in range(0, case.sublayers, 2)]
         for reader in self.readers:
             torch.nn.init.normal_(reader.query, std=case.hidden**-0.5)
         # Those of older summaries are there from the block before.
@@ -77,7 +78,7 @@ class BlockReads:
         for reader in self.readers:
             reader.operator = operator
         with torch.set_grad_enabled(backward):
-            state = self.readers[0].look_ahead(state, self.readers)
+            state = self.readers[0].look_ahead(state, self._layers)
             for reader, partial in zip(self.readers, self.partials, strict=True):
                 read = reader(state._replace(partial=partial))
                 consumed.append(_Consumed.apply(read, self._gradient))

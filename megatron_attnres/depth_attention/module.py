@@ -1,10 +1,10 @@
 """The learned part of depth attention: one pseudo-query and one key norm per reader."""
 
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from megatron_attnres.depth_attention.names import OperatorName
 from megatron_attnres.depth_attention.one_token import (
@@ -18,6 +18,9 @@ from megatron_attnres.depth_attention.phase_one import attend_to_summaries
 from megatron_attnres.depth_attention.phase_two import merge_partial_sum
 from megatron_attnres.depth_attention.state import DepthState, ReadAhead
 from megatron_attnres.depth_attention.statistics import inverse_rms, statistics_dtype
+
+# A block's readers by layer, in order; None for those that run elsewhere.
+BlockReaders = Sequence[Sequence["DepthAttention | None"]]
 
 
 class DepthAttention(nn.Module):
@@ -53,12 +56,12 @@ class DepthAttention(nn.Module):
         for parameter in self.parameters():
             parameter.no_weight_decay = True
 
-    def look_ahead(self, state: DepthState, readers: Sequence[Self]) -> DepthState:
-        """Phase 1 for this reader and those that follow it in the block.
+    def look_ahead(self, state: DepthState, block: BlockReaders) -> DepthState:
+        """Phase 1 for all readers of a block that run here; this one is the first.
 
         Args:
             state: what this reader will read.
-            readers: this one first; none after the block's end.
+            block: the block's readers.
 
         Returns:
             The state with what ``forward`` of each of them needs; as it was if it has that
@@ -66,23 +69,27 @@ class DepthAttention(nn.Module):
         """
         if state.ahead or self._chosen(state) != "two-phase":
             return state
-        directions = _directions(readers)
         newest_bias = self.recency_bias if state.partial is None else None
         new = state.sources[len(state.inverse_rms) :]
         if is_one_token(state.sources[0]):
+            readers = [reader for layer in block for reader in layer if reader is not None]
+            directions = _directions(readers)
             wide = directions.dtype
             norms = (*state.inverse_rms, *(inverse_rms_of_token(s, self.eps, wide) for s in new))
-            found = attend_to_summaries_of_token(state.sources, norms, directions, newest_bias)
-        else:
-            norms = (*state.inverse_rms, *(inverse_rms(source, self.eps) for source in new))
-            found = attend_to_summaries(state.sources, norms, directions, newest_bias)
-        ahead = tuple(map(ReadAhead, found, directions.unbind()))
-        return state._replace(inverse_rms=norms, ahead=ahead)
+            attended = attend_to_summaries_of_token(state.sources, norms, directions, newest_bias)
+            ahead = tuple(map(ReadAhead, attended, directions.unbind()))
+            return state._replace(inverse_rms=norms, ahead=ahead)
+        directions, layers = _directions_by_layer(block)
+        norms = (*state.inverse_rms, *(inverse_rms(source, self.eps) for source in new))
+        found = attend_to_summaries(state.sources, norms, directions, newest_bias, layers)
+        own = directions[layers[0].start : layers[-1].stop]
+        ahead = tuple(map(ReadAhead, found.attended, own.unbind()))
+        return DepthState(found.summaries, state.partial, norms, ahead)
 
     def forward(self, state: DepthState) -> Tensor:
         """The reader's input, [s, b, h]."""
         if not state.ahead:
-            state = self.look_ahead(state, (self,))
+            state = self.look_ahead(state, ((self,),))
         if not state.ahead:
             read = read_with(self._chosen(state))
             return read(
@@ -102,7 +109,7 @@ class DepthAttention(nn.Module):
 class ResidualRead(nn.Module):
     """Baseline mode's reader: the residual stream as it is."""
 
-    def look_ahead(self, state: DepthState, readers: Sequence[Self]) -> DepthState:
+    def look_ahead(self, state: DepthState, block: BlockReaders) -> DepthState:
         """There is nothing to prepare."""
         return state
 
@@ -117,3 +124,18 @@ def _directions(readers: Sequence[DepthAttention]) -> Tensor:
     wide = statistics_dtype(readers[0].query.dtype)
     queries = torch.stack([reader.query for reader in readers]).to(wide)
     return queries * torch.stack([reader.key_norm_weight for reader in readers]).to(wide)
+
+
+def _directions_by_layer(block: BlockReaders) -> tuple[Tensor, list[slice]]:
+    """The directions of a block, zeros for readers of other chunks, and where each layer's lie."""
+    readers = [reader for layer in block for reader in layer]
+    places = [place for place, reader in enumerate(readers) if reader is not None]
+    before, after = places[0], len(readers) - 1 - places[-1]
+    own = _directions(readers[before : len(readers) - after])
+    layers, start = [], 0
+    for layer in block:
+        stop = start + len(layer)
+        if layer[0] is not None:
+            layers.append(slice(start, stop))
+        start = stop
+    return pad(own, (0, 0, before, after)) if before or after else own, layers

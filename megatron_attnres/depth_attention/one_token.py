@@ -33,7 +33,7 @@ def attend_to_summaries_of_token(
     inverse_rms: Sequence[float],
     directions: Tensor,
     newest_bias: Tensor | None = None,
-) -> list[Attended]:
+) -> tuple[Attended, ...]:
     """``phase_one.attend_to_summaries``; inverse RMS and log-sums are numbers of Python's."""
     shape = summaries[0].shape
     values = torch.cat([summary.view(1, -1) for summary in summaries])
@@ -51,10 +51,10 @@ def attend_to_summaries_of_token(
         log_sums.append(largest + math.log(total))
     factors = torch.tensor(weights, dtype=values.dtype).unsqueeze(-1)
     mixed = (factors * values).sum(dim=1)
-    return [
+    return tuple(
         Attended(one.view(shape), log_sum)
         for one, log_sum in zip(mixed.unbind(), log_sums, strict=True)
-    ]
+    )
 
 
 def merge_partial_sum_of_token(

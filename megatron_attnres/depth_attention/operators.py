@@ -100,7 +100,7 @@ def _two_phase(
     if isinstance(recency_bias, float | int):
         recency_bias = torch.tensor(recency_bias, dtype=wide, device=sources[0].device)
     norms = [inverse_rms(source, eps) for source in sources]
-    (attended,) = attend_to_summaries(sources, norms, directions, recency_bias)
+    (attended,), _ = attend_to_summaries(sources, norms, directions, recency_bias)
     return attended.mixed
 
 

@@ -2,6 +2,11 @@
 
 The pseudo-queries of a block are known before it runs, so one pass over the summaries serves all
 its sublayers: logits and sums are matrix products, and backward runs once for all of them.
+
+A pipeline may cut a block between two layers, and yet every layout is to give one process's bits.
+So products have the shape of the whole block, with zeros for the queries of other chunks, and the
+gradients of the summaries pass through the node, which adds to them layer by layer: a sum that a
+cut leaves as it is.
 """
 
 from collections.abc import Sequence
@@ -31,12 +36,27 @@ class Attended(NamedTuple):
     scale: Tensor | None = None
 
 
+class Found(NamedTuple):
+    """What phase 1 returns.
+
+    Attributes:
+        attended: for each query.
+        summaries: as they were. Later readers should take them from here: what their gradients
+            get from later blocks is then added up in this node, not by autograd in a pass of
+            its own.
+    """
+
+    attended: tuple[Attended, ...]
+    summaries: tuple[Tensor, ...]
+
+
 def attend_to_summaries(
     summaries: Sequence[Tensor],
     inverse_rms: Sequence[Tensor],
     directions: Tensor,
     newest_bias: Tensor | None = None,
-) -> list[Attended]:
+    layers: Sequence[slice] | None = None,
+) -> Found:
     """Softmax attention of several queries over completed summaries.
 
         o_s = sum_j p_sj v_j        p_sj = exp(l_sj - L_s)        l_sj = u_s . v_j r_j
@@ -52,16 +72,18 @@ def attend_to_summaries(
         newest_bias: added to the first query's logit of the newest summary: the recency bias of a
             block's first sublayer, or of the head. The bias of other sublayers belongs to their
             partial sum.
-
-    Returns:
-        What every query found.
+        layers: the queries of each layer, ascending and without a gap, by default all as one.
+            Queries before and after them stand for those of other chunks: they find nothing.
     """
+    layers = layers or (slice(0, directions.shape[0]),)
     stacked = torch.stack(tuple(inverse_rms), dim=1)
     if not torch.is_grad_enabled() and len(_tiles(summaries)) == 1:
-        return _attend_at_once(summaries, stacked, directions, newest_bias)
-    results = _PhaseOne.apply(directions, newest_bias, stacked, *summaries)
-    queries = directions.shape[0]
-    return [Attended(*results[query::queries]) for query in range(queries)]
+        found = _attend_at_once(summaries, stacked, directions, newest_bias)
+        return Found(tuple(found[_all_of(layers)]), tuple(summaries))
+    results = _PhaseOne.apply(directions, newest_bias, layers, stacked, *summaries)
+    results, passed = results[: -len(summaries)], results[-len(summaries) :]
+    queries = len(results) // 3
+    return Found(tuple(Attended(*results[query::queries]) for query in range(queries)), passed)
 
 
 def _attend_at_once(
@@ -91,12 +113,14 @@ class _PhaseOne(torch.autograd.Function):
         ctx: Any,
         directions: Tensor,
         newest_bias: Tensor | None,
+        layers: Sequence[slice],
         inverse_rms: Tensor,
         *summaries: Tensor,
     ) -> tuple[Tensor, ...]:
         (tokens, count), (queries, hidden) = inverse_rms.shape, directions.shape
+        own = _all_of(layers)
         rows = [as_rows(summary) for summary in summaries]
-        mixed = rows[0].new_empty(tokens, queries, hidden)
+        mixed = rows[0].new_empty(tokens, own.stop - own.start, hidden)
         logits = directions.new_empty(tokens, count, queries)
         weights, log_sums = torch.empty_like(logits), directions.new_empty(queries, tokens)
 
@@ -111,27 +135,38 @@ class _PhaseOne(torch.autograd.Function):
                 logit[:, -1, 0] += newest_bias.reshape(()).to(logit.dtype)
             weights[tile], log_sums[:, tile] = _softmax(logit)
             out = workspaces[1][: values.shape[0]]
-            mixed[tile] = torch.bmm(weights[tile].transpose(1, 2), values, out=out)
+            torch.bmm(weights[tile].transpose(1, 2), values, out=out)
+            mixed[tile] = out[:, own]
 
+        ctx.layers = layers
         ctx.save_for_backward(directions, newest_bias, inverse_rms, logits, weights, *summaries)
         ctx.set_materialize_grads(False)
         scales = torch.ones_like(log_sums).unsqueeze(-1)
         return (
             *(one.view_as(summaries[0]) for one in mixed.unbind(1)),
-            *log_sums.unbind(),
-            *scales.unbind(),
+            *log_sums[own].unbind(),
+            *scales[own].unbind(),
+            *(summary.view_as(summary) for summary in summaries),
         )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         directions, newest_bias, inverse_rms, logits, weights, *summaries = ctx.saved_tensors
         count, (queries, hidden) = len(summaries), directions.shape
+        own = _all_of(ctx.layers)
+        number = own.stop - own.start
         rows = [as_rows(summary) for summary in summaries]
-        grad_mixed = [as_rows(grad) for grad in _or_zeros(grads[:queries], summaries[0])]
-        grad_log_sums = torch.stack(
-            _or_zeros(grads[queries : 2 * queries], inverse_rms[:, 0]), dim=1
+        grad_mixed = [as_rows(grad) for grad in _or_zeros(grads[:number], summaries[0])]
+        grad_log_sums = torch.zeros_like(weights[:, 0])
+        grad_log_sums[:, own] = torch.stack(
+            _or_zeros(grads[number : 2 * number], inverse_rms[:, 0]), dim=1
         )
-        scales = grads[2 * queries :]
+        scales = grads[2 * number : 3 * number]
+        passing = grads[3 * number :]
+        if any(grad is not None for grad in passing):
+            passing = [as_rows(grad) for grad in _or_zeros(passing, summaries[0])]
+        else:
+            passing = None
 
         grad_rows = [torch.empty_like(row, memory_format=torch.contiguous_format) for row in rows]
         grad_directions = torch.zeros_like(directions)
@@ -140,9 +175,11 @@ class _PhaseOne(torch.autograd.Function):
         workspaces = [
             directions.new_empty(tiles[0].stop, n, hidden) for n in (count, queries, count)
         ]
+        workspaces[1].zero_()
         for tile in tiles:
             values = gather(rows, tile, workspaces[0])
-            grad_values = gather(grad_mixed, tile, workspaces[1], scales)
+            gather(grad_mixed, tile, workspaces[1][:, own], scales)
+            grad_values = workspaces[1][: values.shape[0]]
             weight, inverse = weights[tile], inverse_rms[tile].unsqueeze(-1)
 
             grad_weight = torch.bmm(values, grad_values.transpose(1, 2))
@@ -152,21 +189,32 @@ class _PhaseOne(torch.autograd.Function):
                 grad_bias += grad_logit[:, -1, 0].sum()
 
             # d l / d v = r u - l r^2 v / h
-            along_values = (grad_logit * logits[tile]).sum(dim=2, keepdim=True)
-            along_values.mul_(inverse).mul_(inverse).div_(-hidden)
+            along_values = (grad_logit * logits[tile]).mul_(inverse).mul_(inverse).div_(-hidden)
             along_directions = grad_logit.mul_(inverse)
-            grad_tile = torch.mul(values, along_values, out=workspaces[2][: values.shape[0]])
-            grad_tile.baddbmm_(weight, grad_values)
-            # The directions are the same for every token, but one product of all is slower.
-            grad_tile.baddbmm_(along_directions, directions.expand(values.shape[0], -1, -1))
+            if passing is None:
+                grad_tile = workspaces[2][: values.shape[0]].zero_()
+            else:
+                grad_tile = gather(passing, tile, workspaces[2])
+            for layer in reversed(ctx.layers):
+                grad_tile.addcmul_(values, along_values[:, :, layer].sum(dim=2, keepdim=True))
+                grad_tile.baddbmm_(weight[:, :, layer], grad_values[:, layer])
+                # The directions are the same for every token, but one product of all is slower.
+                grad_tile.baddbmm_(
+                    along_directions[:, :, layer],
+                    directions[layer].expand(values.shape[0], -1, -1),
+                )
             scatter(grad_tile, grad_rows, tile)
             grad_directions.addmm_(along_directions.view(-1, queries).t(), values.view(-1, hidden))
 
         shaped = (one.view_as(summary) for one, summary in zip(grad_rows, summaries, strict=True))
         if newest_bias is None:
-            return grad_directions, None, None, *shaped
+            return grad_directions, None, None, None, *shaped
         grad_bias = grad_bias.to(newest_bias.dtype).view_as(newest_bias)
-        return grad_directions, grad_bias, None, *shaped
+        return grad_directions, grad_bias, None, None, *shaped
+
+
+def _all_of(layers: Sequence[slice]) -> slice:
+    return slice(layers[0].start, layers[-1].stop)
 
 
 def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +228,8 @@ def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def _or_zeros(grads: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
     """Zeros in place of the gradient of a result that nothing used."""
-    return [torch.zeros_like(like) if grad is None else grad for grad in grads]
+    zeros = like.new_zeros(()).expand_as(like)
+    return [zeros if grad is None else grad for grad in grads]
 
 
 def _tiles(sources: Sequence[Tensor]) -> list[slice]:

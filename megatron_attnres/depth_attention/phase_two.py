@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megatron_attnres.depth_attention.phase_one import Attended
 from megatron_attnres.depth_attention.statistics import inverse_rms
-from megatron_attnres.depth_attention.tiles import as_rows
+from megatron_attnres.depth_attention.tiles import as_rows, token_tiles, widened, written
 
 
 def merge_partial_sum(
@@ -37,7 +37,7 @@ def merge_partial_sum(
         RuntimeError: what phase 1 found is used a second time, with gradients.
     """
     if not torch.is_grad_enabled():
-        return _merge_at_once(attended, partial, direction, eps, recency_bias)
+        return _merge(*attended[:2], partial, direction, eps, recency_bias)[0]
     # Twice, autograd would add up what comes back for o and for its scale, each on its own.
     if getattr(attended.scale, "is_merged", False):
         raise RuntimeError("what phase 1 found for a sublayer was merged before; read ahead again")
@@ -45,27 +45,9 @@ def merge_partial_sum(
     return _PhaseTwo.apply(*attended, partial, direction, eps, recency_bias)
 
 
-def _merge_at_once(
-    attended: Attended,
-    partial: Tensor,
-    direction: Tensor,
-    eps: float,
-    recency_bias: Tensor | None,
-) -> Tensor:
-    """Without gradients: in as few operations as it takes."""
-    rows = as_rows(partial)
-    wide_rows = rows.to(direction.dtype)
-    lead = torch.addcmul(
-        attended.log_sum, wide_rows @ direction, inverse_rms(wide_rows, eps), value=-1
-    )
-    if recency_bias is not None:
-        lead -= recency_bias.reshape(()).to(lead.dtype)
-    share = torch.sigmoid(lead).unsqueeze(-1).to(rows.dtype)
-    own_share = torch.sigmoid(lead.neg_()).unsqueeze(-1).to(rows.dtype)
-    return (as_rows(attended.mixed) * share).addcmul_(rows, own_share).view_as(partial)
-
-
 class _PhaseTwo(torch.autograd.Function):
+    """A tile of tokens at a time, in the data type of the statistics; only results are rounded."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -77,37 +59,39 @@ class _PhaseTwo(torch.autograd.Function):
         eps: float,
         recency_bias: Tensor | None,
     ) -> Tensor:
-        rows, others = as_rows(partial), as_rows(mixed)
-        wide_rows = rows.to(direction.dtype)
-        inverse = inverse_rms(wide_rows, eps)
-        logit = (wide_rows @ direction).mul_(inverse)
-        lead = log_sum - logit
-        if recency_bias is not None:
-            lead -= recency_bias.reshape(()).to(lead.dtype)
-        # Both from the difference: 1 - a loses what a small share has of digits.
-        share, own_share = torch.sigmoid(lead).unsqueeze(-1), torch.sigmoid(-lead).unsqueeze(-1)
-        merged = (others * share.to(rows.dtype)).addcmul_(rows, own_share.to(rows.dtype))
-        ctx.save_for_backward(
-            mixed, partial, direction, recency_bias, inverse, logit, share, own_share
-        )
-        return merged.view_as(partial)
+        merged, scalars = _merge(mixed, log_sum, partial, direction, eps, recency_bias)
+        ctx.save_for_backward(mixed, partial, direction, recency_bias, *scalars)
+        return merged
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         mixed, partial, direction, recency_bias, inverse, logit, share, own_share = (
             ctx.saved_tensors
         )
-        dtype, wide = partial.dtype, direction.dtype
+        hidden, wide = partial.shape[-1], direction.dtype
         rows, others, grad_rows = as_rows(partial), as_rows(mixed), as_rows(grad)
+        grad_partial = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        grad_log_sum, grad_direction = torch.empty_like(logit), torch.zeros_like(direction)
+        slope = share * own_share
 
-        grad_share = (others - rows).mul_(grad_rows).sum(dim=-1, dtype=wide)
-        grad_log_sum = grad_share.mul_(share.squeeze(-1)).mul_(own_share.squeeze(-1))
-        # d l / d v = r u - l r^2 v / h, and the partial sum's logit gets what L does not.
-        along_direction = -grad_log_sum * inverse
-        along_rows = (along_direction * logit).mul_(inverse).div_(-partial.shape[-1])
-        grad_partial = grad_rows * own_share.to(dtype)
-        grad_partial.addcmul_(rows, along_rows.unsqueeze(-1).to(dtype))
-        grad_partial.addcmul_(along_direction.unsqueeze(-1).to(dtype), direction.to(dtype))
+        tiles = _tiles(partial, wide)
+        workspaces = direction.new_empty(5, tiles[0].stop, hidden)
+        for tile in tiles:
+            values = widened(rows, tile, workspaces[0])
+            grad_values = widened(grad_rows, tile, workspaces[1])
+            difference = torch.sub(
+                widened(others, tile, workspaces[2]), values, out=workspaces[3][: len(values)]
+            )
+            grad_share = difference.mul_(grad_values).sum(dim=-1)
+            grad_lead = torch.mul(grad_share, slope[tile], out=grad_log_sum[tile])
+            # d l / d v = r u - l r^2 v / h, and the partial sum's logit gets what L does not.
+            along_direction = grad_lead.neg().mul_(inverse[tile])
+            along_values = (along_direction * logit[tile]).mul_(inverse[tile]).div_(-hidden)
+            with written(grad_partial, tile, workspaces[4]) as grad_tile:
+                torch.mul(grad_values, own_share[tile].unsqueeze(-1), out=grad_tile)
+                grad_tile.addcmul_(values, along_values.unsqueeze(-1))
+                grad_tile.addcmul_(along_direction.unsqueeze(-1), direction)
+            grad_direction.addmv_(values.t(), along_direction)
 
         grad_bias = None
         if recency_bias is not None:
@@ -116,9 +100,47 @@ class _PhaseTwo(torch.autograd.Function):
             # The gradient of o is a times grad; see Attended.
             grad,
             grad_log_sum,
-            share,
+            share.unsqueeze(-1),
             grad_partial.view_as(partial),
-            along_direction @ rows.to(wide),
+            grad_direction,
             None,
             grad_bias,
         )
+
+
+def _merge(
+    mixed: Tensor,
+    log_sum: Tensor,
+    partial: Tensor,
+    direction: Tensor,
+    eps: float,
+    recency_bias: Tensor | None,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The merged sources, and of every token: 1 / rms, logit, a and 1 - a."""
+    rows, others = as_rows(partial), as_rows(mixed)
+    merged = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    scalars = []
+    tiles = _tiles(partial, direction.dtype)
+    workspaces = direction.new_empty(3, tiles[0].stop, rows.shape[-1])
+    for tile in tiles:
+        values = widened(rows, tile, workspaces[0])
+        inverse = inverse_rms(values, eps)
+        logit = (values @ direction).mul_(inverse)
+        lead = log_sum[tile] - logit
+        if recency_bias is not None:
+            lead -= recency_bias.reshape(()).to(lead.dtype)
+        # Both from the difference: 1 - a loses what a small share has of digits.
+        share, own_share = torch.sigmoid(lead), torch.sigmoid(lead.neg_())
+        with written(merged, tile, workspaces[1]) as merged_tile:
+            torch.mul(
+                widened(others, tile, workspaces[2]), share.unsqueeze(-1), out=merged_tile
+            ).addcmul_(values, own_share.unsqueeze(-1))
+        scalars.append((inverse, logit, share, own_share))
+    if len(scalars) == 1:
+        return merged.view_as(partial), scalars[0]
+    return merged.view_as(partial), tuple(map(torch.cat, zip(*scalars, strict=True)))
+
+
+def _tiles(partial: Tensor, wide: torch.dtype) -> list[slice]:
+    hidden = partial.shape[-1]
+    return token_tiles(partial.numel() // hidden, 4 * hidden * wide.itemsize, partial.device)

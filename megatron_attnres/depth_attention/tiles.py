@@ -5,7 +5,8 @@ h], which makes batched matrix products of the sums over sources. On a CPU a til
 cache from one to the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -47,6 +48,26 @@ def scatter(values: Tensor, rows: Sequence[Tensor], tile: slice) -> None:
     """The other way: write [tile, tensors, h] into the tile of every tensor [tokens, h]."""
     for row, value in zip(rows, values.unbind(1), strict=True):
         row[tile] = value
+
+
+def widened(rows: Tensor, tile: slice, workspace: Tensor) -> Tensor:
+    """The tile of [tokens, h] in the workspace's data type: a view, or a copy in the workspace."""
+    narrow = rows[tile]
+    if narrow.dtype == workspace.dtype:
+        return narrow
+    return workspace[: narrow.shape[0]].copy_(narrow)
+
+
+@contextmanager
+def written(rows: Tensor, tile: slice, workspace: Tensor) -> Iterator[Tensor]:
+    """Where to write the tile of [tokens, h]: in place, or in the workspace, and then rounded."""
+    target = rows[tile]
+    if target.dtype == workspace.dtype:
+        yield target
+        return
+    wide = workspace[: target.shape[0]]
+    yield wide
+    target.copy_(wide)
 
 
 def as_rows(tensor: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """One Transformer layer whose two sublayers read from depth."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from megatron_attnres.depth_attention.module import DepthAttention, ResidualRead
+from megatron_attnres.depth_attention.module import BlockReaders, DepthAttention, ResidualRead
 from megatron_attnres.depth_attention.state import DepthState
 from megatron_attnres.model.attention import SelfAttention
 from megatron_attnres.model.configuration import AttnResConfig
@@ -15,7 +15,6 @@ from megatron_attnres.model.mlp import SwiGLU
 from megatron_attnres.model.norm import RMSNorm
 
 Rotary = tuple[Tensor, Tensor]
-Readers = Sequence[DepthAttention | ResidualRead]
 
 
 def depth_reader(config: TransformerConfig, attn_res: AttnResConfig) -> nn.Module:
@@ -65,7 +64,7 @@ class TransformerLayer(nn.Module):
         self,
         state: DepthState,
         rotary: Rotary,
-        readers: tuple[Readers, Readers],
+        blocks: tuple[BlockReaders, BlockReaders],
         cache: LayerCache | None = None,
     ) -> DepthState:
         """The depth state after both sublayers.
@@ -73,8 +72,8 @@ class TransformerLayer(nn.Module):
         Args:
             state: before them.
             rotary: cosines and sines of the positions.
-            readers: for self-attention and MLP, the reader and what follows it in its block and
-                layer; phase 1 serves all of them at once.
+            blocks: for self-attention and MLP, the readers of its block that run here; phase 1
+                serves all of them at once, when the first of them reads.
             cache: keys and values of earlier tokens, for inference.
         """
 
@@ -84,18 +83,19 @@ class TransformerLayer(nn.Module):
         def transform(hidden: Tensor) -> Tensor:
             return self.mlp(self.mlp_norm(hidden))
 
-        state = self._sublayer(state, readers[0], attend, self.attention_ends_block)
-        return self._sublayer(state, readers[1], transform, self.mlp_ends_block)
+        attention = (self.attention_reader, blocks[0], attend, self.attention_ends_block)
+        mlp = (self.mlp_reader, blocks[1], transform, self.mlp_ends_block)
+        return self._sublayer(self._sublayer(state, *attention), *mlp)
 
     def _sublayer(
         self,
         state: DepthState,
-        readers: Readers,
+        reader: DepthAttention | ResidualRead,
+        block: BlockReaders,
         compute: Callable[[Tensor], Tensor],
         ends_block: bool,
     ) -> DepthState:
-        reader = readers[0]
-        state = reader.look_ahead(state, readers)
+        state = reader.look_ahead(state, block)
         output = compute(reader(state))
         return state.add(output, ends_block=ends_block, cumulative=self.cumulative)
 

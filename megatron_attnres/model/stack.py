@@ -8,10 +8,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from megatron_attnres.depth_attention.module import BlockReaders, DepthAttention
 from megatron_attnres.depth_attention.state import DepthState
 from megatron_attnres.model.configuration import AttnResConfig
 from megatron_attnres.model.key_value_cache import KeyValueCache
-from megatron_attnres.model.layer import Readers, Rotary, TransformerLayer
+from megatron_attnres.model.layer import Rotary, TransformerLayer
 from megatron_attnres.pipeline.schedule import Recompute
 
 
@@ -50,37 +51,54 @@ class LayerStack(nn.ModuleDict):
             }
         )
         self.recompute_layers = recompute == "full"
-        self._readers = self._readers_ahead()
+        has_blocks = attn_res.mode != "baseline"
+        self._blocks = [
+            tuple(
+                self._block_of(sublayer, ends_block) if has_blocks else ()
+                for sublayer in (2 * layer, 2 * layer + 1)
+            )
+            for layer in layers
+        ]
 
     def forward(
         self, state: DepthState, rotary: Rotary, cache: KeyValueCache | None = None
     ) -> DepthState:
         """The depth state after the chunk's layers; ``cache`` is for inference."""
-        for (name, layer), readers in zip(self.items(), self._readers, strict=True):
+        for (name, layer), blocks in zip(self.items(), self._blocks, strict=True):
             if self.recompute_layers and torch.is_grad_enabled():
-                state = _recomputed(layer, state, rotary, readers)
+                state = _recomputed(layer, state, rotary, blocks)
             else:
                 layer_cache = None if cache is None else cache.layer(int(name))
-                state = layer(state, rotary, readers, layer_cache)
+                state = layer(state, rotary, blocks, layer_cache)
         return state
 
-    def _readers_ahead(self) -> list[tuple[Readers, Readers]]:
-        """For each layer's two sublayers, the readers that phase 1 serves together.
+    def _block_of(self, sublayer: int, ends_block: Callable[[int], bool]) -> BlockReaders:
+        """The readers of a sublayer's block, by layer; None for those of other chunks.
 
-        They are those of the same block and layer. Products round by their shape, and no layout
-        cuts a layer: so every layout gives one process's losses to the last bit, and a recomputed
-        layer stores nothing for later ones.
+        A recomputed layer keeps to itself: what phase 1 finds for others would have to be stored.
         """
-        found = []
-        for layer in self.values():
-            mlp = (layer.mlp_reader,)
-            attention = (layer.attention_reader,)
-            found.append((attention if layer.attention_ends_block else attention + mlp, mlp))
-        return found
+        first = last = sublayer
+        while first > 0 and not ends_block(first - 1):
+            first -= 1
+        while not ends_block(last):
+            last += 1
+        if self.recompute_layers:
+            layer = sublayer // 2
+            first, last = max(first, 2 * layer), min(last, 2 * layer + 1)
+        return tuple(
+            tuple(self._reader(one) for one in range(first, last + 1) if one // 2 == layer)
+            for layer in range(first // 2, last // 2 + 1)
+        )
+
+    def _reader(self, sublayer: int) -> DepthAttention | None:
+        layer, is_mlp = divmod(sublayer, 2)
+        if str(layer) not in self:
+            return None
+        return self[str(layer)].mlp_reader if is_mlp else self[str(layer)].attention_reader
 
 
 def _recomputed(
-    layer: nn.Module, state: DepthState, rotary: Rotary, readers: tuple[Readers, Readers]
+    layer: nn.Module, state: DepthState, rotary: Rotary, blocks: tuple[BlockReaders, BlockReaders]
 ) -> DepthState:
     """Run a layer without keeping its activations; backward runs its forward again.
 
@@ -93,7 +111,7 @@ def _recomputed(
         partial: Tensor | None, *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor | None]:
         before = DepthState(tensors[:known], partial, tensors[known:])
-        after = layer(before, rotary, readers)
+        after = layer(before, rotary, blocks)
         return after.sources[known:], after.inverse_rms[normed:], after.partial
 
     completed, norms, partial = checkpoint(

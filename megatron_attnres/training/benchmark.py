@@ -83,10 +83,10 @@ def baseline_layer(
         torch.nn.init.normal_(parameter, std=model.init_method_std)
     rotary = rotary_tables(tokens, HEAD_WIDTH, model.rotary_base, dtype, device())
     stream = torch.randn(tokens, 1, hidden, dtype=dtype, device=device(), requires_grad=True)
-    readers = ((layer.attention_reader,), (layer.mlp_reader,))
+    blocks = (((layer.attention_reader,),), ((layer.mlp_reader,),))
 
     def run() -> None:
-        output = layer(DepthState((), stream), rotary, readers).partial
+        output = layer(DepthState((), stream), rotary, blocks).partial
         torch.autograd.grad(output, [stream, *layer.parameters()], torch.ones_like(output))
 
     return run
@@ -222,7 +222,7 @@ class TrainingStep:
         """Let every reader read on its own, with another operator."""
         for module in self._step.chunks[0].modules():
             if isinstance(module, DepthAttention):
-                module.look_ahead = lambda state, readers: state
+                module.look_ahead = lambda state, block: state
                 module.forward = lambda state, module=module: read(
                     state.readable(), module.query, module.key_norm_weight
                 )

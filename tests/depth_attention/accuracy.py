@@ -53,6 +53,12 @@ class Block:
     seed: int = 0
     apart: float | None = None
 
+    def layers(self, readers: list[DepthAttention]) -> list[list[DepthAttention]]:
+        """Two readers to a layer; one in the first if the block begins inside it."""
+        first = 1 + self.seed % 2
+        rest = range(first, len(readers), 2)
+        return [readers[:first], *(readers[start : start + 2] for start in rest)]
+
     def partial(self, reader: int) -> str | None:
         """The name of the partial sum that a reader reads."""
         return None if self.starts and reader == 0 else f"partial sum {reader}"
@@ -114,7 +120,7 @@ def in_two_phases(block: Block, leaves: Leaves) -> list[Tensor]:
     readers = [reader_module(block, leaves, reader) for reader in range(block.readers)]
     summaries = tuple(leaves[f"summary {index}"] for index in range(block.summaries))
     partials = [leaves.get(block.partial(reader)) for reader in range(block.readers)]
-    state = readers[0].look_ahead(DepthState(summaries, partials[0]), readers)
+    state = readers[0].look_ahead(DepthState(summaries, partials[0]), block.layers(readers))
     outputs = []
     for reader, partial in zip(readers, partials, strict=True):
         outputs.append(reader(state._replace(partial=partial)))

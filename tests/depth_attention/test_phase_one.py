@@ -1,3 +1,5 @@
+from itertools import accumulate
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,7 +28,7 @@ def operands(count=3, queries=2, tokens=2, hidden=4, dtype=torch.float64, seed=0
 
 def attend(directions, bias, *summaries):
     norms = [inverse_rms(summary, EPS) for summary in summaries]
-    return attend_to_summaries(summaries, norms, directions, bias)
+    return attend_to_summaries(summaries, norms, directions, bias).attended
 
 
 def mixtures_and_log_sums(*tensors):
@@ -125,10 +127,64 @@ def test_nothing_as_large_as_all_summaries_is_allocated(dtype, monkeypatch):
     assert backward.bytes == source_bytes
 
 
+def by_chunks(cuts, layers, operands):
+    """A block cut at some of its layers: each chunk serves its own queries, the last one first.
+
+    The gradients of the summaries go from chunk to chunk as a pipeline sends them.
+    """
+    directions, bias, gradients, *summaries = operands
+    starts = [0, *cuts]
+    chunks = [layers[start:stop] for start, stop in zip(starts, [*cuts, len(layers)], strict=True)]
+    norms = [inverse_rms(summary, EPS) for summary in summaries]
+    passed = [torch.full_like(summary, 0.3) for summary in summaries]
+    mixed, grad_directions = [], torch.zeros_like(directions)
+    for chunk in reversed(chunks):
+        own = slice(chunk[0].start, chunk[-1].stop)
+        padded = torch.zeros_like(directions)
+        padded[own] = directions.detach()[own]
+        padded.requires_grad_()
+        first_bias = bias if own.start == 0 else None
+        leaves = [summary.detach().requires_grad_() for summary in summaries]
+        found = attend_to_summaries(leaves, norms, padded, first_bias, chunk)
+        results = [one.mixed for one in found.attended]
+        mixed = [*results, *mixed]
+        flowing = [*gradients[own], *passed]
+        inputs = [padded, *leaves]
+        grads = torch.autograd.grad([*results, *found.summaries], inputs, flowing)
+        grad_directions += grads[0]
+        passed = grads[1:]
+    return [*mixed, grad_directions, *passed]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@settings(max_examples=60)
+@given(
+    count=st.integers(1, 9),
+    sizes=st.lists(st.integers(1, 2), min_size=2, max_size=5),
+    tokens=st.integers(1, 40),
+    hidden=st.sampled_from([8, 48, 64, 200]),
+    seed=st.integers(0, 999),
+    data=st.data(),
+)
+def test_cutting_a_block_between_layers_changes_no_bit(
+    dtype, count, sizes, tokens, hidden, seed, data
+):
+    """Of results and gradients: a pipeline's losses are one process's."""
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(sizes) - 1), min_size=1)))
+    ends = list(accumulate(sizes))
+    layers = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    directions, bias, *summaries = operands(count, ends[-1], tokens, hidden, dtype, seed)
+    gradients = [torch.randn_like(summaries[0]) for _ in range(ends[-1])]
+    tensors = (directions, bias, gradients, *summaries)
+    whole = by_chunks([], layers, tensors)
+    for one, other in zip(whole, by_chunks(cuts, layers, tensors), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_the_norms_are_the_callers_and_get_no_gradient():
     directions, _, *summaries = operands()
     halved = [inverse_rms(summary, EPS) / 2 for summary in summaries]
-    found = attend_to_summaries(summaries, halved, 2 * directions)
+    found = attend_to_summaries(summaries, halved, 2 * directions).attended
     for one, other in zip(found, attend(directions, None, *summaries), strict=True):
         torch.testing.assert_close(one.mixed, other.mixed)
         torch.testing.assert_close(one.log_sum, other.log_sum)

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_attnres.depth_attention import tiles
 from megatron_attnres.depth_attention.phase_one import Attended, attend_to_summaries
 from megatron_attnres.depth_attention.phase_two import merge_partial_sum
 from megatron_attnres.depth_attention.reference import depth_attention
@@ -56,7 +57,7 @@ def test_the_merge_is_the_softmax_over_summaries_and_partial_sum(
     generator = torch.Generator().manual_seed(seed + 1)
     summaries = [torch.randn(tokens, 2, hidden, generator=generator).double() for _ in range(count)]
     norms = [inverse_rms(summary, EPS) for summary in summaries]
-    (attended,) = attend_to_summaries(summaries, norms, direction.unsqueeze(0))
+    (attended,), _ = attend_to_summaries(summaries, norms, direction.unsqueeze(0))
     bias = bias if biased else None
     merged = merge_partial_sum(attended, partial, direction, EPS, bias)
     expected = depth_attention(
@@ -107,10 +108,12 @@ def test_it_keeps_references_to_its_operands_and_scalars_per_token(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_temporary_is_larger_than_a_source_in_the_wide_type(dtype):
+def test_temporaries_are_of_a_tile_s_size(dtype, monkeypatch):
+    monkeypatch.setitem(tiles._BYTES, "cpu", 1)
     mixed, log_sum, partial, direction, bias = operands(16, 64, dtype)
     attended = Attended(mixed, log_sum, torch.ones(32, 1, requires_grad=True))
     with LargestStorage() as largest:
         merged = merge_partial_sum(attended, partial, direction, EPS, bias)
         merged.backward(torch.ones_like(merged))
-    assert largest.bytes == partial.numel() * direction.element_size()
+    # The result, or the partial sum's gradient.
+    assert largest.bytes == partial.numel() * dtype.itemsize

@@ -101,12 +101,12 @@ def test_what_was_read_ahead_is_merged_once():
     """A second time autograd would add up the factors of two gradients, each on its own."""
     reader = DepthAttention(4, 1e-6, operator="two-phase")
     source, partial = torch.randn(2, 1, 4, requires_grad=True), torch.randn(2, 1, 4)
-    state = reader.look_ahead(DepthState((source,), partial), (reader,))
+    state = reader.look_ahead(DepthState((source,), partial), ((reader,),))
     reader(state)
     with pytest.raises(RuntimeError, match="merged before; read ahead again"):
         reader(state)
     with torch.no_grad():
-        state = reader.look_ahead(DepthState((source,), partial), (reader,))
+        state = reader.look_ahead(DepthState((source,), partial), ((reader,),))
         assert torch.equal(reader(state), reader(state))
 
 

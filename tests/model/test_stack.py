@@ -89,14 +89,14 @@ def values_and_gradients(stack, model, layers):
 
 @contextmanager
 def phase_one_calls():
-    """The number of readers that every call of phase 1 serves."""
+    """Every call of phase 1: the queries that it has room for, and its own of each layer."""
     served, original = [], module.attend_to_summaries
 
-    def counting(summaries, inverse_rms, directions, newest_bias=None):
-        served.append(len(directions))
-        return original(summaries, inverse_rms, directions, newest_bias)
+    def noting(summaries, inverse_rms, directions, newest_bias, layers):
+        served.append((len(directions), [layer.stop - layer.start for layer in layers]))
+        return original(summaries, inverse_rms, directions, newest_bias, layers)
 
-    with mock.patch.object(module, "attend_to_summaries", counting):
+    with mock.patch.object(module, "attend_to_summaries", noting):
         yield served
 
 
@@ -113,11 +113,24 @@ def normed_sources():
         yield normed
 
 
-def block_parts(layers, block_size):
-    """Lengths of the stretches of a chunk's sublayers that lie in one block and layer."""
-    sublayers = range(2 * layers.start, 2 * layers.stop)
-    parts = groupby(sublayers, lambda one: (one // block_size, one // 2))
-    return [len(list(part)) for _, part in parts]
+def expected_calls(layers, block_size):
+    """Phase 1 runs once for every block that a chunk has a part in, in the shape of all of it."""
+    own = range(2 * layers.start, 2 * layers.stop)
+    blocks = groupby(own, lambda sublayer: sublayer // block_size)
+    return [
+        (
+            min(block_size, SUBLAYERS - block * block_size),
+            [len(list(part)) for _, part in groupby(sublayers, lambda sublayer: sublayer // 2)],
+        )
+        for block, sublayers in blocks
+    ]
+
+
+def expected_recomputed_calls(layer, block_size):
+    """A recomputed layer keeps to itself."""
+    parts = groupby((2 * layer, 2 * layer + 1), lambda sublayer: sublayer // block_size)
+    sizes = [len(list(part)) for _, part in parts]
+    return [(size, [size]) for size in sizes]
 
 
 def _errors_job(recompute, sources, recency_bias):
@@ -163,21 +176,24 @@ def _served_job(recompute):
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)
-def test_phase_one_runs_once_for_what_a_layer_has_of_a_block(recompute):
-    """Whatever the chunk: losses are one process's to the last bit on every layout."""
+def test_phase_one_runs_once_for_what_a_chunk_has_of_a_block(recompute):
     (served,) = run_ranks(_served_job, 1, recompute)
     for (block_size, layers), (forward, backward) in served.items():
-        assert forward == block_parts(layers, block_size), (block_size, layers)
+        if recompute != "full":
+            assert forward == expected_calls(layers, block_size), (block_size, layers)
+            assert backward == []
+            continue
+        by_layer = [expected_recomputed_calls(layer, block_size) for layer in layers]
+        assert forward == [call for calls in by_layer for call in calls], (block_size, layers)
         # Layers are recomputed from the last to the first.
-        recomputed = [block_parts(range(layer, layer + 1), block_size) for layer in layers]
-        expected = [one for parts in reversed(recomputed) for one in parts]
-        assert backward == (expected if recompute == "full" else []), (block_size, layers)
+        assert backward == [call for calls in reversed(by_layer) for call in calls]
 
 
-def test_the_parts_of_blocks_that_the_test_expects():
-    assert block_parts(range(4), 3) == [2, 1, 1, 2, 2]
-    assert block_parts(range(1, 3), 3) == [1, 1, 2]
-    assert block_parts(range(4), 8) == [2, 2, 2, 2]
+def test_the_calls_that_the_test_expects():
+    assert expected_calls(range(4), 3) == [(3, [2, 1]), (3, [1, 2]), (2, [2])]
+    assert expected_calls(range(1, 3), 3) == [(3, [1]), (3, [1, 2])]
+    assert expected_calls(range(2, 4), 8) == [(8, [2, 2])]
+    assert expected_recomputed_calls(1, 3) == [(1, [1]), (1, [1])]
 
 
 def _operators_job():
@@ -196,7 +212,7 @@ def test_phase_one_is_for_the_two_phase_operator_and_that_is_the_cpu_s():
     assert calls == {
         ("baseline", "auto"): [],
         ("block", "plain"): [],
-        ("block", "auto"): [2, 2, 2, 2],
+        ("block", "auto"): [(4, [2, 2]), (4, [2, 2])],
     }
 
 
