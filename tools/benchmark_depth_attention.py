@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from megatron_attnres.commands import CommandParser, run_command, whole_number
 from megatron_attnres.errors import InputError
 from megatron_attnres.model.configuration import NAMED_SIZES
+from megatron_attnres.optimizer.configuration import DATA_TYPES
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 PARTS = ("operator", "training-step", "memory", "decode-step")
 
 
@@ -58,7 +58,7 @@ def _measure(arguments: Any) -> list[dict[str, Any]]:
     )
     rows = []
     for precision in arguments.precision:
-        dtype = getattr(torch, DTYPES[precision])
+        dtype = getattr(torch, DATA_TYPES[precision])
         whole = {}
         if "training-step" in arguments.parts:
             whole["training_step"] = benchmark.benchmark_training_step(
@@ -77,7 +77,7 @@ def _measure(arguments: Any) -> list[dict[str, Any]]:
             layer = benchmark.baseline_layer(case.hidden, case.tokens, dtype, groups)
             rows.append(benchmark_operator(case, layer, arguments.rounds, device()) | whole)
         if "operator" not in arguments.parts:
-            rows.append({"dtype": DTYPES[precision], **whole})
+            rows.append({"dtype": DATA_TYPES[precision], **whole})
     return rows
 
 
@@ -99,7 +99,7 @@ def _parser() -> CommandParser:
     add("--context", type=whole_number(1), default=512, help="tokens before the decoded one")
     add = parser.add_argument_group("measuring").add_argument
     add("--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure")
-    add("--precision", choices=sorted(DTYPES), nargs="+", default=["fp32", "bf16"])
+    add("--precision", choices=["fp32", "bf16"], nargs="+", default=["fp32", "bf16"])
     add("--rounds", type=whole_number(1), default=10, help="timed rounds, after two of warm-up")
     add("--threads", type=whole_number(1), default=2, help="CPU threads")
     add("--json", action="store_true", help="print a JSON list, one object per case")

@@ -6,14 +6,12 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron_attnres.errors import InputError
-from megatron_attnres.optimizer.configuration import OptimizerConfig
+from megatron_attnres.optimizer.configuration import DATA_TYPES, OptimizerConfig
 from megatron_attnres.optimizer.deepspeed_runtime import start_deepspeed
 from megatron_attnres.optimizer.main_gradients import accumulate_in_fp32
 from megatron_attnres.optimizer.parameter_groups import parameter_groups, unique_named_parameters
 from megatron_attnres.optimizer.replicated import ReplicatedOptimizer
 from megatron_attnres.optimizer.training_optimizer import TrainingOptimizer
-
-_DATA_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
 def build_optimizer(
@@ -73,5 +71,5 @@ def _check_data_types(
     if not named:
         raise ValueError("this rank's chunks have no trainable parameters")
     for name, param in named:
-        if param.dtype != _DATA_TYPES[config.precision]:
+        if param.dtype != getattr(torch, DATA_TYPES[config.precision]):
             raise ValueError(f"{name} is {param.dtype} in a model of precision {config.precision}")

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Precision = Literal["fp32", "bf16", "fp64"]
+# Names of torch's data types, which need torch to be loaded.
+DATA_TYPES: dict[Precision, str] = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 DecayStyle = Literal["constant", "linear", "cosine", "WSD"]
 WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
 

@@ -25,7 +25,7 @@ from megatron_attnres.model.layer import TransformerLayer
 from megatron_attnres.model.megatron_config import megatron_config
 from megatron_attnres.model.rotary import rotary_tables
 from megatron_attnres.optimizer.build import build_optimizer
-from megatron_attnres.optimizer.configuration import OptimizerConfig, Precision
+from megatron_attnres.optimizer.configuration import DATA_TYPES, OptimizerConfig, Precision
 from megatron_attnres.optimizer.main_gradients import main_gradient
 from megatron_attnres.parallel.cpu import device
 from megatron_attnres.parallel.gradients import finish_gradients
@@ -42,7 +42,6 @@ from megatron_attnres.training.forward_step import forward_step
 
 HEAD_WIDTH = 64
 SEED = 1
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def single_rank_groups() -> ParallelGroups:
@@ -231,8 +230,9 @@ class TrainingStep:
 def _step(
     model: ModelConfig, precision: Precision, recompute: Recompute, groups: ParallelGroups
 ) -> PipelineStep:
+    data_type = getattr(torch, DATA_TYPES[precision])
     schedule = ScheduleConfig(1, overlap_p2p=False, recompute=recompute)
-    return build_step(model, groups, 1, DTYPES[precision], SEED, schedule)
+    return build_step(model, groups, 1, data_type, SEED, schedule)
 
 
 def _peak_memory_of_steps(model: ModelConfig, precision: Precision, threads: int) -> int:

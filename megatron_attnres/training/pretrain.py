@@ -14,6 +14,7 @@ from megatron_attnres.data.tokenizers import Tokenizer
 from megatron_attnres.depth_attention.operators import choose
 from megatron_attnres.errors import InputError
 from megatron_attnres.optimizer.build import build_optimizer
+from megatron_attnres.optimizer.configuration import DATA_TYPES
 from megatron_attnres.optimizer.learning_rate import build_learning_rate_scheduler
 from megatron_attnres.parallel.agreement import check_same_on_all_ranks, same_error_on_all_ranks
 from megatron_attnres.parallel.cpu import device
@@ -36,8 +37,6 @@ from megatron_attnres.training.metrics import (
 )
 from megatron_attnres.training.run_config import RunConfig
 from megatron_attnres.training.summary import report
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def pretrain(config: RunConfig, tokenizer: Tokenizer) -> None:
@@ -81,7 +80,7 @@ def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> Non
         config.model,
         groups,
         config.loop.micro_batch_size,
-        DTYPES[config.optimizer.precision],
+        getattr(torch, DATA_TYPES[config.optimizer.precision]),
         config.loop.seed,
         config.schedule,
     )
@@ -104,7 +103,7 @@ def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> Non
 def _check_operator(config: RunConfig) -> None:
     """Refuse a forced depth-attention operator that this rank's device does not run."""
     attn_res = config.model.attn_res
-    dtype = DTYPES[config.optimizer.precision]
+    dtype = getattr(torch, DATA_TYPES[config.optimizer.precision])
     try:
         choose(attn_res.operator, device(), dtype, attn_res.recency_bias is not None)
     except ValueError as error:
