@@ -166,7 +166,7 @@ class _PhaseOne(torch.autograd.Function):
         if any(grad is not None for grad in passing):
             passing = [as_rows(grad) for grad in _or_zeros(passing, summaries[0])]
         else:
-            passing = None
+            passing = []
 
         grad_rows = [torch.empty_like(row, memory_format=torch.contiguous_format) for row in rows]
         grad_directions = torch.zeros_like(directions)
@@ -191,12 +191,13 @@ class _PhaseOne(torch.autograd.Function):
             # d l / d v = r u - l r^2 v / h
             along_values = (grad_logit * logits[tile]).mul_(inverse).mul_(inverse).div_(-hidden)
             along_directions = grad_logit.mul_(inverse)
-            if passing is None:
-                grad_tile = workspaces[2][: values.shape[0]].zero_()
-            else:
-                grad_tile = gather(passing, tile, workspaces[2])
+            grad_tile = gather(passing, tile, workspaces[2])
             for layer in reversed(ctx.layers):
-                grad_tile.addcmul_(values, along_values[:, :, layer].sum(dim=2, keepdim=True))
+                along_own = along_values[:, :, layer].sum(dim=2, keepdim=True)
+                if passing or layer is not ctx.layers[-1]:
+                    grad_tile.addcmul_(values, along_own)
+                else:
+                    torch.mul(values, along_own, out=grad_tile)
                 grad_tile.baddbmm_(weight[:, :, layer], grad_values[:, layer])
                 # The directions are the same for every token, but one product of all is slower.
                 grad_tile.baddbmm_(
