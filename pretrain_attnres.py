@@ -5,7 +5,7 @@ import sys
 
 from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT, InputError
 from megatron_attnres.training.configuration import read_configuration
-from megatron_attnres.training.launch import launch, under_launcher
+from megatron_attnres.training.launch import STOP_SIGNALS, launch, under_launcher
 from megatron_attnres.training.quiet import ignore_known_warnings
 
 
@@ -14,7 +14,8 @@ def main(argv: list[str]) -> int:
     try:
         config, tokenizer = read_configuration(argv[1:])
         if config.nproc_per_node and not under_launcher():
-            return launch(argv, config.nproc_per_node)
+            forwarded = STOP_SIGNALS if config.loop.save_on_signal else ()
+            return launch(argv, config.nproc_per_node, forwarded)
 
         # torch and Megatron-Core take seconds to import: only a run that will start pays for them.
         ignore_known_warnings()

@@ -122,10 +122,21 @@ def microbatches(case: Case, data_rank: int, seed: int = 0) -> list[dict[str, Te
     return batches
 
 
-def run_step(case: Case, groups: ParallelGroups, step: PipelineStep, seed: int = 0) -> Any:
+def run_step(
+    case: Case,
+    groups: ParallelGroups,
+    step: PipelineStep,
+    seed: int = 0,
+    first_sample: int | None = None,
+) -> Any:
     """Forward and backward of one batch, gradients averaged over data-parallel ranks."""
     batches = microbatches(case, groups.data_rank, seed)
-    record = step.run(forward_step, [iter(batches) for _ in step.chunks], case.num_microbatches)
+    record = step.run(
+        forward_step,
+        [iter(batches) for _ in step.chunks],
+        case.num_microbatches,
+        first_sample=first_sample,
+    )
     finish_gradients(step.chunks, groups.collection, lambda parameter: parameter.grad)
     for chunk in step.chunks:
         for parameter in chunk.parameters():

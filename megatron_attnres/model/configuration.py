@@ -52,6 +52,7 @@ class ModelConfig:
     norm_epsilon: float = 1e-6
     rotary_base: float = 10_000.0
     init_method_std: float = 0.02
+    hidden_dropout: float = 0.0
     tied_embeddings: bool = True
     attn_res: AttnResConfig = AttnResConfig()
 

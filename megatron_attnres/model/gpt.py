@@ -1,5 +1,7 @@
 """The GPT model as one chunk of a pipeline; a chunk that is first and last is the whole model."""
 
+from collections.abc import Sequence
+
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, VocabParallelEmbedding
@@ -10,6 +12,7 @@ from megatron_attnres.depth_attention.module import DepthAttention
 from megatron_attnres.depth_attention.state import DepthState
 from megatron_attnres.model.configuration import ModelConfig
 from megatron_attnres.model.cross_entropy import vocab_parallel_cross_entropy
+from megatron_attnres.model.dropout import EMBEDDING, HiddenDropout
 from megatron_attnres.model.key_value_cache import KeyValueCache
 from megatron_attnres.model.layer import depth_reader
 from megatron_attnres.model.norm import RMSNorm
@@ -41,7 +44,7 @@ class GPTChunk(nn.Module):
         groups: process groups.
         plan: the pipeline plan; the chunk's layers and block ends are read from it.
         chunk_index: c.
-        seed: of the initial weights.
+        seed: of the initial weights and of dropout.
         recompute: activation recomputation.
         device: of parameters and activations.
     """
@@ -63,6 +66,8 @@ class GPTChunk(nn.Module):
         self.is_first = chunk_index == 0
         self.is_last = chunk_index == len(plan.chunks) - 1
         self.baseline = model.attn_res.mode == "baseline"
+        self.hidden_dropout = model.hidden_dropout
+        self.seed = seed
 
         if self.is_first:
             self.embedding = _embedding(model, config, groups)
@@ -93,7 +98,11 @@ class GPTChunk(nn.Module):
         self.register_buffer("rotary_sines", tables[1], persistent=False)
 
     def forward(
-        self, tokens: Tensor | None, state: DepthState | None, labels: Tensor | None
+        self,
+        tokens: Tensor | None,
+        state: DepthState | None,
+        labels: Tensor | None,
+        samples: Sequence[int] | None = None,
     ) -> DepthState | Tensor:
         """Run the chunk on one micro-batch.
 
@@ -101,14 +110,18 @@ class GPTChunk(nn.Module):
             tokens: [b, s], read by the first chunk.
             state: the depth state from the chunk before; None for the first chunk.
             labels: [b, s], read by the last chunk.
+            samples: the micro-batch's b samples by their place in the data order, for dropout;
+                None drops nothing.
 
         Returns:
             The depth state after the chunk, or for the last chunk the loss of every token,
             [b, s], in nats.
         """
+        dropout = self._dropout(samples)
         if self.is_first:
-            state = self._embed(tokens)
-        state = self.layers(state, (self.rotary_cosines, self.rotary_sines))
+            state = self._embed(tokens, dropout)
+        rotary = (self.rotary_cosines, self.rotary_sines)
+        state = self.layers(state, rotary, dropout=dropout)
         return self._losses(state, labels) if self.is_last else state
 
     def run_layers(self, tokens: Tensor, cache: KeyValueCache) -> DepthState:
@@ -133,12 +146,21 @@ class GPTChunk(nn.Module):
         """A parameter's name in the whole model; the tied copy carries the embedding's."""
         return EMBEDDING_NAME if name == "output.weight" and self.output_is_tied else name
 
-    def _embed(self, tokens: Tensor) -> DepthState:
+    def _embed(self, tokens: Tensor, dropout: HiddenDropout | None = None) -> DepthState:
         hidden = self.embedding(tokens)
         if not self.config.sequence_parallel:
             # The sequence-parallel embedding has already turned [b, s, h] into [s / TP, b, h].
             hidden = hidden.transpose(0, 1).contiguous()
+        if dropout is not None:
+            hidden = dropout.drop(hidden, EMBEDDING)
         return DepthState((), hidden) if self.baseline else DepthState((hidden,), None)
+
+    def _dropout(self, samples: Sequence[int] | None) -> HiddenDropout | None:
+        if samples is None or self.hidden_dropout == 0:
+            return None
+        tp = self.groups.tp
+        shard = (tp.rank(), tp.size()) if self.config.sequence_parallel else (0, 1)
+        return HiddenDropout(self.hidden_dropout, self.seed, tuple(samples), *shard)
 
     def _losses(self, state: DepthState, labels: Tensor) -> Tensor:
         logits = self.logits_of(state)

@@ -10,6 +10,7 @@ from megatron_attnres.depth_attention.module import BlockReaders, DepthAttention
 from megatron_attnres.depth_attention.state import DepthState
 from megatron_attnres.model.attention import SelfAttention
 from megatron_attnres.model.configuration import AttnResConfig
+from megatron_attnres.model.dropout import HiddenDropout
 from megatron_attnres.model.key_value_cache import LayerCache
 from megatron_attnres.model.mlp import SwiGLU
 from megatron_attnres.model.norm import RMSNorm
@@ -37,6 +38,7 @@ class TransformerLayer(nn.Module):
         config: Megatron-Core's configuration.
         attn_res: residual connections.
         groups: process groups; tp is used.
+        index: of the layer in the whole model, from 0.
         ends_block: for self-attention and MLP, whether a block is complete after it. A block may
             end between the two.
         recompute_core_attention: see ``SelfAttention``.
@@ -47,10 +49,12 @@ class TransformerLayer(nn.Module):
         config: TransformerConfig,
         attn_res: AttnResConfig,
         groups: ProcessGroupCollection,
+        index: int,
         ends_block: tuple[bool, bool],
         recompute_core_attention: bool,
     ) -> None:
         super().__init__()
+        self.index = index
         self.cumulative = attn_res.sources == "cumulative"
         self.attention_ends_block, self.mlp_ends_block = ends_block
         self.attention_reader = depth_reader(config, attn_res)
@@ -66,6 +70,7 @@ class TransformerLayer(nn.Module):
         rotary: Rotary,
         blocks: tuple[BlockReaders, BlockReaders],
         cache: LayerCache | None = None,
+        dropout: HiddenDropout | None = None,
     ) -> DepthState:
         """The depth state after both sublayers.
 
@@ -75,6 +80,7 @@ class TransformerLayer(nn.Module):
             blocks: for self-attention and MLP, the readers of its block that run here; phase 1
                 serves all of them at once, when the first of them reads.
             cache: keys and values of earlier tokens, for inference.
+            dropout: of both sublayers' outputs, for training.
         """
 
         def attend(hidden: Tensor) -> Tensor:
@@ -83,13 +89,16 @@ class TransformerLayer(nn.Module):
         def transform(hidden: Tensor) -> Tensor:
             return self.mlp(self.mlp_norm(hidden))
 
-        attention = (self.attention_reader, blocks[0], attend, self.attention_ends_block)
-        mlp = (self.mlp_reader, blocks[1], transform, self.mlp_ends_block)
-        return self._sublayer(self._sublayer(state, *attention), *mlp)
+        index = 2 * self.index
+        attention = (index, self.attention_reader, blocks[0], attend, self.attention_ends_block)
+        mlp = (index + 1, self.mlp_reader, blocks[1], transform, self.mlp_ends_block)
+        return self._sublayer(self._sublayer(state, dropout, *attention), dropout, *mlp)
 
     def _sublayer(
         self,
         state: DepthState,
+        dropout: HiddenDropout | None,
+        index: int,
         reader: DepthAttention | ResidualRead,
         block: BlockReaders,
         compute: Callable[[Tensor], Tensor],
@@ -97,6 +106,8 @@ class TransformerLayer(nn.Module):
     ) -> DepthState:
         state = reader.look_ahead(state, block)
         output = compute(reader(state))
+        if dropout is not None:
+            output = dropout.drop(output, index)
         return state.add(output, ends_block=ends_block, cumulative=self.cumulative)
 
 

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from megatron_attnres.depth_attention.module import BlockReaders, DepthAttention
 from megatron_attnres.depth_attention.state import DepthState
 from megatron_attnres.model.configuration import AttnResConfig
+from megatron_attnres.model.dropout import HiddenDropout
 from megatron_attnres.model.key_value_cache import KeyValueCache
 from megatron_attnres.model.layer import Rotary, TransformerLayer
 from megatron_attnres.pipeline.schedule import Recompute
@@ -44,6 +45,7 @@ class LayerStack(nn.ModuleDict):
                     config,
                     attn_res,
                     groups,
+                    layer,
                     (ends_block(2 * layer), ends_block(2 * layer + 1)),
                     recompute == "selective",
                 )
@@ -61,15 +63,26 @@ class LayerStack(nn.ModuleDict):
         ]
 
     def forward(
-        self, state: DepthState, rotary: Rotary, cache: KeyValueCache | None = None
+        self,
+        state: DepthState,
+        rotary: Rotary,
+        cache: KeyValueCache | None = None,
+        dropout: HiddenDropout | None = None,
     ) -> DepthState:
-        """The depth state after the chunk's layers; ``cache`` is for inference."""
-        for (name, layer), blocks in zip(self.items(), self._blocks, strict=True):
+        """The depth state after the chunk's layers.
+
+        Args:
+            state: before them.
+            rotary: cosines and sines of the positions.
+            cache: for inference.
+            dropout: for training.
+        """
+        for layer, blocks in zip(self.values(), self._blocks, strict=True):
             if self.recompute_layers and torch.is_grad_enabled():
-                state = _recomputed(layer, state, rotary, blocks)
+                state = _recomputed(layer, state, rotary, blocks, dropout)
             else:
-                layer_cache = None if cache is None else cache.layer(int(name))
-                state = layer(state, rotary, blocks, layer_cache)
+                layer_cache = None if cache is None else cache.layer(layer.index)
+                state = layer(state, rotary, blocks, layer_cache, dropout)
         return state
 
     def _block_of(self, sublayer: int, ends_block: Callable[[int], bool]) -> BlockReaders:
@@ -98,7 +111,11 @@ class LayerStack(nn.ModuleDict):
 
 
 def _recomputed(
-    layer: nn.Module, state: DepthState, rotary: Rotary, blocks: tuple[BlockReaders, BlockReaders]
+    layer: nn.Module,
+    state: DepthState,
+    rotary: Rotary,
+    blocks: tuple[BlockReaders, BlockReaders],
+    dropout: HiddenDropout | None,
 ) -> DepthState:
     """Run a layer without keeping its activations; backward runs its forward again.
 
@@ -111,7 +128,7 @@ def _recomputed(
         partial: Tensor | None, *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor | None]:
         before = DepthState(tensors[:known], partial, tensors[known:])
-        after = layer(before, rotary, blocks)
+        after = layer(before, rotary, blocks, dropout=dropout)
         return after.sources[known:], after.inverse_rms[normed:], after.partial
 
     completed, norms, partial = checkpoint(
@@ -120,6 +137,7 @@ def _recomputed(
         *state.sources,
         *state.inverse_rms,
         use_reentrant=False,
+        # Dropout makes the same masks again without it.
         preserve_rng_state=False,
     )
     return DepthState((*state.sources, *completed), partial, (*state.inverse_rms, *norms))

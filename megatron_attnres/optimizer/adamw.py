@@ -2,12 +2,13 @@
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from megatron_attnres.optimizer.configuration import OptimizerConfig
 from megatron_attnres.optimizer.parameter_groups import ParameterGroup
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def build_adamw(
@@ -36,25 +37,37 @@ def apex_is_installed() -> bool:
     return all(_module_exists(name) for name in ("amp_C", "apex", "apex.optimizers"))
 
 
-def adamw_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Moments and step counts, without hyperparameters: those are the configuration's."""
-    state = optimizer.state_dict()
-    # Apex counts steps in its groups, PyTorch per parameter.
-    steps = [group.get("step") for group in state["param_groups"]]
-    return {"state": state["state"], "group_steps": steps}
+def ensure_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make the moments and step counts that the first step would make."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if optimizer.state[param]:
+                continue
+            state = {name: torch.zeros_like(param, requires_grad=False) for name in MOMENTS}
+            if isinstance(optimizer, torch.optim.AdamW):
+                # PyTorch counts steps per parameter, beside it; Apex in its groups.
+                state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+            optimizer.state[param] = state
 
 
-def load_adamw_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Set moments and step counts from `adamw_state()`; keep the present hyperparameters.
+def steps_of(optimizer: torch.optim.Optimizer) -> int:
+    """Updates that AdamW has made."""
+    for group in optimizer.param_groups:
+        if "step" in group:
+            return int(group["step"])
+        for param in group["params"]:
+            return int(optimizer.state[param].get("step", 0))
+    return 0
 
-    Raises:
-        ValueError: the number of groups differs.
-    """
-    groups = optimizer.state_dict()["param_groups"]
-    for group, step in zip(groups, saved["group_steps"], strict=True):
-        if step is not None:
-            group["step"] = step
-    optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+
+def set_steps(optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Let AdamW's bias correction go on after so many updates."""
+    for group in optimizer.param_groups:
+        if isinstance(optimizer, torch.optim.AdamW):
+            for param in group["params"]:
+                optimizer.state[param]["step"].fill_(steps)
+        else:
+            group["step"] = steps
 
 
 def _module_exists(name: str) -> bool:

@@ -1,12 +1,11 @@
 """Stage 0: every data-parallel rank holds the whole optimizer state. For comparison with ZeRO."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_attnres.optimizer.adamw import adamw_state, build_adamw, load_adamw_state
+from megatron_attnres.optimizer.adamw import MOMENTS, build_adamw, ensure_state, set_steps, steps_of
 from megatron_attnres.optimizer.configuration import OptimizerConfig
 from megatron_attnres.optimizer.data_parallel_mean import average_over_data_parallel_ranks
 from megatron_attnres.optimizer.gradient_norm import clip_factor, global_gradient_norm
@@ -16,7 +15,7 @@ from megatron_attnres.optimizer.main_gradients import (
     main_gradient,
 )
 from megatron_attnres.optimizer.parameter_groups import ParameterGroup
-from megatron_attnres.optimizer.training_optimizer import StepReport, step_report
+from megatron_attnres.optimizer.training_optimizer import StateSlice, StepReport, step_report
 
 
 class ReplicatedOptimizer:
@@ -63,19 +62,32 @@ class ReplicatedOptimizer:
         clear_main_gradients(self._parameters)
         return report
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_slices(self) -> list[StateSlice]:
         """See TrainingOptimizer."""
-        return {
-            "master_weights": [master.detach() for master in self._masters.values()],
-            "adamw": adamw_state(self._adamw),
-        }
+        ensure_state(self._adamw)
+        return [
+            StateSlice(
+                param,
+                0,
+                param.numel(),
+                self._groups.dp_cp.size(),
+                {
+                    "master": master.detach().view(-1),
+                    **{name: self._adamw.state[master][name].view(-1) for name in MOMENTS},
+                },
+            )
+            for param, master in self._masters.items()
+        ]
 
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    @property
+    def steps(self) -> int:
         """See TrainingOptimizer."""
-        for master, saved in zip(self._masters.values(), state["master_weights"], strict=True):
-            master.copy_(saved)
-        load_adamw_state(self._adamw, state["adamw"])
+        return steps_of(self._adamw)
+
+    def continue_from(self, steps: int) -> None:
+        """See TrainingOptimizer."""
+        ensure_state(self._adamw)
+        set_steps(self._adamw, steps)
         self._copy_masters_to_parameters()
 
     def optimizer_state_fraction(self) -> float:

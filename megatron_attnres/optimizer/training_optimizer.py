@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
+
+import torch
 
 from megatron_attnres.optimizer.gradient_norm import clip_factor
 from megatron_attnres.optimizer.parameter_groups import ParameterGroup
@@ -30,6 +32,25 @@ def step_report(grad_norm: float, clip_grad: float) -> StepReport:
     return StepReport(grad_norm=grad_norm, clipped=clipped, skipped=skipped)
 
 
+@dataclass(frozen=True)
+class StateSlice:
+    """State of a stretch of one parameter, flattened.
+
+    Attributes:
+        parameter: the model's.
+        start, stop: the stretch, in elements of the flattened parameter.
+        replicas: data-parallel ranks that hold the same.
+        tensors: `master`, `exp_avg` and `exp_avg_sq`, float32 (or wider) [stop - start], views of
+            the live ones.
+    """
+
+    parameter: torch.nn.Parameter
+    start: int
+    stop: int
+    replicas: int
+    tensors: dict[str, torch.Tensor]
+
+
 class TrainingOptimizer(Protocol):
     """AdamW over one rank's parameters. Every method is called by all ranks together."""
 
@@ -42,16 +63,20 @@ class TrainingOptimizer(Protocol):
         """Average gradients over data-parallel ranks, clip, update, clear gradients."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's state, for a resume in the same layout: plain containers and tensors.
-
-        `torch.load(..., weights_only=True)` reads it. The tensors are the live ones: save or
-        copy them before the next step.
-        """
+    def state_slices(self) -> list[StateSlice]:
+        """Where this rank keeps the state of its parameters; there from the start, as zeros."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; model parameters follow the master weights in it."""
+    @property
+    def steps(self) -> int:
+        """Updates done, skipped ones excluded: AdamW's t."""
+        ...
+
+    def continue_from(self, steps: int) -> None:
+        """Go on after so many updates: someone has written master weights and moments in place.
+
+        Model parameters follow the master weights.
+        """
         ...
 
     def optimizer_state_fraction(self) -> float:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
@@ -10,7 +9,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils.timer import NoopTimer
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_attnres.optimizer.adamw import adamw_state, build_adamw, load_adamw_state
+from megatron_attnres.optimizer.adamw import MOMENTS, build_adamw, ensure_state, set_steps, steps_of
 from megatron_attnres.optimizer.configuration import OptimizerConfig
 from megatron_attnres.optimizer.data_parallel_mean import BUCKET_ELEMENTS
 from megatron_attnres.optimizer.gradient_norm import global_gradient_norm
@@ -19,7 +18,7 @@ from megatron_attnres.optimizer.main_gradients import (
     fill_missing_gradients,
 )
 from megatron_attnres.optimizer.parameter_groups import ParameterGroup
-from megatron_attnres.optimizer.training_optimizer import StepReport, step_report
+from megatron_attnres.optimizer.training_optimizer import StateSlice, StepReport, step_report
 
 
 class ZeroOptimizer:
@@ -61,19 +60,36 @@ class ZeroOptimizer:
         self._zero.zero_grad()
         return self._zero.report()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_slices(self) -> list[StateSlice]:
         """See TrainingOptimizer."""
-        return {
-            "master_weights": [master.detach() for master in self._masters],
-            "adamw": adamw_state(self._adamw),
-        }
+        ensure_state(self._adamw)
+        return [
+            StateSlice(
+                parameter,
+                start,
+                stop,
+                1,
+                {
+                    "master": master.detach()[place : place + stop - start],
+                    **{
+                        name: self._adamw.state[master][name][place : place + stop - start]
+                        for name in MOMENTS
+                    },
+                },
+            )
+            for group, master in enumerate(self._masters)
+            for parameter, start, stop, place in self._zero.owned_stretches(group)
+        ]
 
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    @property
+    def steps(self) -> int:
         """See TrainingOptimizer."""
-        for master, saved in zip(self._masters, state["master_weights"], strict=True):
-            master.copy_(saved)
-        load_adamw_state(self._adamw, state["adamw"])
+        return steps_of(self._adamw)
+
+    def continue_from(self, steps: int) -> None:
+        """See TrainingOptimizer."""
+        ensure_state(self._adamw)
+        set_steps(self._adamw, steps)
         self._zero.update_lp_params()
 
     def optimizer_state_fraction(self) -> float:
@@ -137,6 +153,26 @@ class _PipelineZero(DeepSpeedZeroOptimizer):
     def report(self) -> StepReport:
         """What the last step did."""
         return step_report(self._norm, self.clip_grad)
+
+    def owned_stretches(
+        self, group_index: int
+    ) -> Iterator[tuple[torch.nn.Parameter, int, int, int]]:
+        """What this rank's partition of a group holds of each parameter.
+
+        Returns:
+            Parameter, first and last (exclusive) element of it, and where the first lies in the
+            partition.
+        """
+        flat = self.bit16_groups_flat[group_index]
+        length = self.single_partition_of_fp32_groups[group_index].numel()
+        begin = length * self._groups.dp_cp.rank()
+        for parameter in self.bit16_groups[group_index]:
+            # DeepSpeed orders and pads them as it likes; each is a view of its place.
+            offset = (parameter.data_ptr() - flat.data_ptr()) // flat.element_size()
+            start = max(begin - offset, 0)
+            stop = min(begin + length - offset, parameter.numel())
+            if start < stop:
+                yield parameter, start, stop, offset + start - begin
 
     def create_gradient_handling_hooks(self) -> None:
         """No hooks: main_gradients.py accumulates, whatever order the schedule runs in."""

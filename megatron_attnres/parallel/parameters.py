@@ -113,11 +113,12 @@ def initialize_parameter(
     sharding = sharding_of(parameter)
     shape = sharding.full_shape(parameter.shape, tensor_size) if sharding else parameter.shape
     full = torch.empty(shape, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(_seed_of(global_name, seed))
+    generator = torch.Generator().manual_seed(seed_of(global_name, seed))
     initializer(full, generator)
     parameter.copy_(sharding.slice(full, tensor_rank, tensor_size) if sharding else full)
 
 
-def _seed_of(global_name: str, seed: int) -> int:
-    digest = hashlib.sha256(f"{seed}:{global_name}".encode()).digest()
+def seed_of(name: str, seed: int) -> int:
+    """A generator's seed for one of the things that a run draws at random."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

@@ -1,5 +1,6 @@
 """A model chunk as Megatron-Core's schedules see it."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from megatron.core.enums import ModelType
@@ -13,8 +14,8 @@ class PipelineChunk(nn.Module):
     """Takes in what the last hop brought, runs the model's chunk, packs what the next carries.
 
     Args:
-        module: called as ``module(tokens, state, labels)``; returns a depth state, or the losses
-            in the last chunk.
+        module: called as ``module(tokens, state, labels, samples)``; returns a depth state, or the
+            losses in the last chunk.
         state_type: a tuple that begins with sources, partial sum and statistics of the sources, and
             is made of these.
         config: Megatron-Core's configuration.
@@ -39,6 +40,7 @@ class PipelineChunk(nn.Module):
         self.vp_stage = virtual_stage
         self._state_type = state_type
         self._input: Tensor | None = None
+        self._samples: Iterator[Sequence[int]] = iter(())
 
     @property
     def is_first(self) -> bool:
@@ -50,6 +52,16 @@ class PipelineChunk(nn.Module):
         """Whether the chunk computes the loss."""
         return self.boundary.hop_out is None
 
+    def begin_step(self, samples: Sequence[Sequence[int]]) -> None:
+        """The next micro-batch is the step's first.
+
+        Args:
+            samples: of each micro-batch, by their place in the data order; empty if the module
+                shall not know.
+        """
+        self.boundary.begin_step()
+        self._samples = iter(samples)
+
     def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
         """Called by the schedules with what was received, before ``forward``."""
         # 1F1B hands over a list per received tensor shape, of which there is one.
@@ -60,5 +72,5 @@ class PipelineChunk(nn.Module):
         entered = self.boundary.enter(self._input)
         self._input = None
         state = None if entered is None else self._state_type(*entered)
-        result = self.module(tokens, state, labels)
+        result = self.module(tokens, state, labels, next(self._samples, None))
         return result if self.is_last else self.boundary.leave(*result[:3])

@@ -53,6 +53,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     add("--norm-epsilon", type=float, default=1e-6, help="epsilon of all norms")
     add("--init-method-std", type=float, default=0.02, help="deviation of initial weights")
     add(
+        "--hidden-dropout",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="share of the embedding's and every sublayer's outputs dropped in training, the same "
+        "on any layout",
+    )
+    add(
         "--untie-embeddings-and-output-weights",
         action=argparse.BooleanOptionalAction,
         default=False,
@@ -208,7 +216,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--train-iters", type=int, help="iterations in all")
     add("--micro-batch-size", type=int, default=1, help="sequences per rank and micro-batch")
     add("--global-batch-size", type=int, help="sequences per iteration over all ranks")
-    add("--seed", type=int, default=1234, help="of weights and data order")
+    add("--seed", type=int, default=1234, help="of weights, data order and dropout")
     add("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16 keeps fp32 masters")
 
 
@@ -262,4 +270,35 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--save", metavar="DIR", help="folder to save to, at the end and every --save-interval")
     add("--save-interval", type=int, help="iterations between saves")
-    add("--load", metavar="DIR", help="folder to resume from; same model and layout")
+    add(
+        "--async-save",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="write while training goes on, where memory allows a copy of the rank's state",
+    )
+    add("--save-retries", type=int, default=2, help="failed saves in a row that the run survives")
+    add("--keep-last", type=int, metavar="K", help="newest checkpoints to keep; all if not given")
+    add("--keep-every", type=int, metavar="M", help="of older ones keep every M-th iteration's")
+    add(
+        "--load",
+        metavar="DIR|latest|auto",
+        help="folder or checkpoint to resume from, in any layout; latest: newest of --save; auto: "
+        "newest whole one of --save, or a fresh start",
+    )
+    add(
+        "--load-weights-only",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="take the weights of --load and start from iteration 0",
+    )
+    add(
+        "--save-on-signal",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="on SIGTERM or SIGUSR1 finish the iteration, save, exit with 0",
+    )
+    add(
+        "--exit-duration-minutes",
+        type=float,
+        help="after so long finish the iteration, save (with --save), exit with 0",
+    )

@@ -76,7 +76,7 @@ def baseline_layer(
     )
     config = megatron_config(model, groups.layout, dtype, 1, overlap_p2p=False)
     layer = TransformerLayer(
-        config, model.attn_res, groups.collection, (False, False), recompute_core_attention=False
+        config, model.attn_res, groups.collection, 0, (False, False), recompute_core_attention=False
     ).to(device())
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=model.init_method_std)

@@ -47,7 +47,7 @@ def build_step(
         groups: process groups of the layout.
         micro_batch_size: b.
         dtype: of parameters, activations and transfers.
-        seed: of the initial weights.
+        seed: of the initial weights and of dropout.
         schedule: how the pipeline schedule runs.
     """
     layout = groups.layout

@@ -38,10 +38,21 @@ POSITIVE = [
     "eval_iters",
     "log_interval",
     "save_interval",
+    "keep_last",
+    "keep_every",
+    "exit_duration_minutes",
     "lr_decay_iters",
     "lr_wsd_decay_iters",
 ]
-NOT_NEGATIVE = ["min_lr", "lr_warmup_iters", "weight_decay", "clip_grad", "num_workers", "seed"]
+NOT_NEGATIVE = [
+    "min_lr",
+    "lr_warmup_iters",
+    "weight_decay",
+    "clip_grad",
+    "num_workers",
+    "seed",
+    "save_retries",
+]
 OUTPUT_FILES = ["metrics_file", "summary_file"]
 OUTPUT_FOLDERS = ["save", "tensorboard_dir", "data_cache_path"]
 
@@ -77,7 +88,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if not (value >= 0 and math.isfinite(value)):
             raise InputError(f"{flag(name)} {value}: must be 0 or more")
-    for name in ("adam_beta1", "adam_beta2"):
+    for name in ("adam_beta1", "adam_beta2", "hidden_dropout"):
         value = getattr(arguments, name)
         if not 0 <= value < 1:
             raise InputError(f"{flag(name)} {value}: must be at least 0 and below 1")
@@ -93,8 +104,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         )
     if arguments.save_interval is not None and arguments.save is None:
         raise InputError(f"--save-interval {arguments.save_interval}: needs --save DIR")
-    if arguments.load is not None and not Path(arguments.load).is_dir():
-        raise InputError(f"--load {arguments.load}: no such folder; give a folder made by --save")
+    _check_checkpoints(arguments)
     _check_outputs(arguments)
 
 
@@ -108,6 +118,25 @@ def check_run(config: RunConfig) -> None:
     check_chunks(config.model.num_layers, config.layout)
     _check_tensor_parallel(config)
     _check_batches(config)
+
+
+def _check_checkpoints(arguments: argparse.Namespace) -> None:
+    load, save = arguments.load, arguments.save
+    for name in ("keep_last", "keep_every"):
+        value = getattr(arguments, name)
+        if value is not None and save is None:
+            raise InputError(f"{flag(name)} {value}: needs --save DIR")
+    if arguments.keep_every is not None and arguments.keep_last is None:
+        raise InputError(f"--keep-every {arguments.keep_every}: needs --keep-last K")
+    if arguments.save_on_signal and save is None:
+        raise InputError("--save-on-signal: needs --save DIR")
+    if arguments.load_weights_only and load is None:
+        raise InputError("--load-weights-only: needs --load DIR")
+    if load in ("latest", "auto"):
+        if save is None:
+            raise InputError(f"--load {load}: needs --save DIR, where it looks")
+    elif load is not None and not Path(load).is_dir():
+        raise InputError(f"--load {load}: no such folder; give a folder made by --save")
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.pipeline.schedule import ScheduleConfig
 from megatron_attnres.training.arguments import parse_arguments
 from megatron_attnres.training.blocks import block_size_of
+from megatron_attnres.training.checkpoints.configuration import SaveConfig
 from megatron_attnres.training.checks import check_arguments, check_run, required
 from megatron_attnres.training.launch import under_launcher
 from megatron_attnres.training.run_config import LoopConfig, RunConfig
@@ -60,6 +61,7 @@ def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
             arguments.num_workers,
         ),
         loop=_from_arguments(LoopConfig, arguments),
+        save=_save(arguments),
         nproc_per_node=arguments.nproc_per_node,
         backend=arguments.distributed_backend,
         timeout_minutes=arguments.distributed_timeout_minutes,
@@ -86,6 +88,18 @@ def _from_arguments(kind: type, arguments: argparse.Namespace, **given: Any) -> 
     return kind(**values, **given)
 
 
+def _save(arguments: argparse.Namespace) -> SaveConfig | None:
+    if arguments.save is None:
+        return None
+    return SaveConfig(
+        arguments.save,
+        arguments.async_save,
+        arguments.save_retries,
+        arguments.keep_last,
+        arguments.keep_every,
+    )
+
+
 def _tokenizer(arguments: argparse.Namespace) -> TokenizerConfig:
     needed = "vocab_size" if arguments.tokenizer_type == "NullTokenizer" else "tokenizer_model"
     required(arguments, needed)
@@ -100,6 +114,7 @@ def _model(arguments: argparse.Namespace, vocab_size: int) -> ModelConfig:
         seq_length=arguments.seq_length,
         norm_epsilon=arguments.norm_epsilon,
         init_method_std=arguments.init_method_std,
+        hidden_dropout=arguments.hidden_dropout,
         tied_embeddings=not arguments.untie_embeddings_and_output_weights,
         attn_res=AttnResConfig(
             arguments.attn_res_mode,

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT
 
+# What --save-on-signal listens to.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 
@@ -23,7 +25,7 @@ def under_launcher() -> bool:
     return "RANK" in os.environ
 
 
-def launch(argv: Sequence[str], num_ranks: int) -> int:
+def launch(argv: Sequence[str], num_ranks: int, forwarded: Sequence[signal.Signals] = ()) -> int:
     """Run ``argv`` as that many ranks on this machine.
 
     When a rank fails, or this process is asked to stop, the others are stopped too.
@@ -31,6 +33,7 @@ def launch(argv: Sequence[str], num_ranks: int) -> int:
     Args:
         argv: script and arguments.
         num_ranks: ranks to start.
+        forwarded: signals that the ranks know what to do with: they get them and are waited for.
 
     Returns:
         0, or the status of the rank that failed first.
@@ -40,7 +43,14 @@ def launch(argv: Sequence[str], num_ranks: int) -> int:
         subprocess.Popen([sys.executable, *argv], env=_environment(rank, num_ranks, port))
         for rank in range(num_ranks)
     ]
-    previous = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def forward(number: int, frame: object) -> None:
+        for rank in ranks:
+            rank.send_signal(number)
+
+    handlers = {signal.SIGTERM: _stop, signal.SIGHUP: _stop}
+    handlers |= dict.fromkeys(forwarded, forward)
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         return _wait(ranks)
     except KeyboardInterrupt:

@@ -16,8 +16,10 @@ from megatron_attnres.parallel.gradients import finish_gradients
 from megatron_attnres.parallel.groups import ParallelGroups
 from megatron_attnres.pipeline.step import PipelineStep
 from megatron_attnres.training.batches import BatchSource
-from megatron_attnres.training.checkpoint import Resumable, TrainingState
+from megatron_attnres.training.checkpoints.description import TrainingState
+from megatron_attnres.training.checkpoints.resumable import Resumable
 from megatron_attnres.training.forward_step import forward_step
+from megatron_attnres.training.launch import STOP_SIGNALS
 from megatron_attnres.training.metrics import (
     IterationMetrics,
     Sinks,
@@ -27,6 +29,7 @@ from megatron_attnres.training.metrics import (
     peak_memory,
 )
 from megatron_attnres.training.run_config import RunConfig
+from megatron_attnres.training.stopping import StopRequest
 
 
 class TrainingLoop:
@@ -61,26 +64,55 @@ class TrainingLoop:
         self._scheduler = scheduler
         self._data = data
         self._resumable = resumable
+        self._saver = resumable.saver()
         self._sinks = sinks
+        self._stop = StopRequest(
+            STOP_SIGNALS if config.loop.save_on_signal else (), config.loop.exit_duration_minutes
+        )
 
     def run(self, state: TrainingState) -> None:
-        """Train until the last iteration."""
+        """Train until the last iteration, or until asked to stop."""
         loop = self._config.loop
         iterators = self._iterators(self._data.training_batches(state.consumed_samples))
-        while state.iteration < loop.train_iters:
+        stops = False
+        while state.iteration < loop.train_iters and not stops:
             metrics = self._iteration(state, iterators)
             if self._data.validation is not None and self._is_due(state, loop.eval_interval):
                 metrics = replace(metrics, validation_loss=self._validate())
+            stops = self._stop.is_set()
+            if self._saver is not None:
+                metrics = replace(metrics, save_pause_seconds=self._save(state, stops))
             self._sinks.write(metrics)
-            if loop.save is not None and self._is_due(state, loop.save_interval):
-                self._resumable.save(loop.save, state)
+
+    def _save(self, state: TrainingState, stops: bool) -> float | None:
+        """Save if it is time, look after the save in flight. Seconds if one was begun."""
+        start = time.perf_counter()
+        saver = self._saver
+        saver.poll()
+        last = stops or state.iteration == self._config.loop.train_iters
+        due = stops or self._is_due(state, self._config.loop.save_interval)
+        begins = due or saver.must_try_again
+        if begins:
+            saver.start(self._resumable.describe(state))
+        pause = time.perf_counter() - start
+        if last:
+            saver.finish()
+            while saver.must_try_again:
+                saver.start(self._resumable.describe(state))
+                saver.finish()
+        return pause if begins else None
 
     def _iteration(
         self, state: TrainingState, iterators: list[Iterator[Batch]]
     ) -> IterationMetrics:
         """Forward, backward, finish gradients, update; advances the state."""
         start = time.perf_counter()
-        record = self._step.run(forward_step, iterators, self._config.num_microbatches)
+        record = self._step.run(
+            forward_step,
+            iterators,
+            self._config.num_microbatches,
+            first_sample=state.consumed_samples,
+        )
         finish_gradients(self._step.chunks, self._groups.collection, main_gradient)
         learning_rate = current_learning_rate(self._optimizer)
         update = self._optimizer.step()

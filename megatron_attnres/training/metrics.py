@@ -35,6 +35,7 @@ class IterationMetrics:
         peak_memory_bytes: of the rank that used most, since start.
         peak_cached_sources: most block summaries that a rank's cache held at once; an entry each.
         update_skipped: the gradient was not finite, weights are unchanged.
+        save_pause_seconds: that training stood still for a save, where one was begun.
         validation_loss: nats per token, where validation ran after the iteration.
     """
 
@@ -51,6 +52,7 @@ class IterationMetrics:
     peak_cached_sources: int
     update_skipped: bool
     validation_loss: float | None = None
+    save_pause_seconds: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """By name, without what the iteration does not have."""

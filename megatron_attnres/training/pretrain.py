@@ -26,7 +26,9 @@ from megatron_attnres.parallel.groups import (
 )
 from megatron_attnres.training.batches import BatchSource
 from megatron_attnres.training.build import build_step, make_plan
-from megatron_attnres.training.checkpoint import Resumable, TrainingState
+from megatron_attnres.training.checkpoints.description import TrainingState
+from megatron_attnres.training.checkpoints.pieces import StatePieces
+from megatron_attnres.training.checkpoints.resumable import Resumable
 from megatron_attnres.training.loop import TrainingLoop
 from megatron_attnres.training.metrics import (
     History,
@@ -86,8 +88,9 @@ def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> Non
     )
     optimizer = build_optimizer(step.chunks, config.optimizer, groups.collection)
     scheduler = build_learning_rate_scheduler(optimizer, config.optimizer)
-    resumable = Resumable(config, step.chunks, optimizer, scheduler)
-    state = resumable.load(config.loop.load) if config.loop.load else TrainingState()
+    pieces = StatePieces(step.chunks, optimizer, groups)
+    resumable = Resumable(config, plan_description(config), pieces, optimizer, scheduler)
+    state = resumable.load()
 
     history = History()
     with same_error_on_all_ranks():

@@ -7,6 +7,7 @@ from megatron_attnres.model.configuration import ModelConfig
 from megatron_attnres.optimizer.configuration import OptimizerConfig
 from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.pipeline.schedule import ScheduleConfig
+from megatron_attnres.training.checkpoints.configuration import SaveConfig
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class LoopConfig:
     save: str | None
     save_interval: int | None
     load: str | None
+    load_weights_only: bool
+    save_on_signal: bool
+    exit_duration_minutes: float | None
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class RunConfig:
     """A whole run.
 
     Attributes:
+        save: how to save; None without ``--save``.
         nproc_per_node: ranks that this command starts itself; None under a launcher.
         backend: of torch.distributed; None picks by device.
         timeout_minutes: of every process group.
@@ -45,6 +50,7 @@ class RunConfig:
     tokenizer: TokenizerConfig
     data: DataConfig
     loop: LoopConfig
+    save: SaveConfig | None
     nproc_per_node: int | None
     backend: str | None
     timeout_minutes: float

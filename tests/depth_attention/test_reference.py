@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import megatron_attnres
+from megatron_attnres.depth_attention import operators
 from megatron_attnres.depth_attention.reference import depth_attention
 
 EPS = 1e-6
@@ -227,4 +228,4 @@ def test_the_package_offers_the_operator_though_a_folder_has_its_name():
     sources, query, gain = small()
     for _ in range(2):
         mixed = megatron_attnres.depth_attention(sources, query, gain)
-        assert torch.equal(mixed, depth_attention(sources, query, gain))
+        assert torch.equal(mixed, operators.depth_attention(sources, query, gain))

@@ -135,7 +135,7 @@ class Reader(nn.Module):
     def hop_out(self):
         return self.plan.hops[self.chunk.index] if self.chunk.index < len(self.plan.hops) else None
 
-    def forward(self, tokens, state, labels):
+    def forward(self, tokens, state, labels, samples):
         microbatch, self.calls = self.calls, self.calls + 1
         self._note("forward", microbatch)
         chunk = self.chunk

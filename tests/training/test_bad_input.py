@@ -3,12 +3,9 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import torch
 
-from megatron_attnres.errors import InputError
 from tests.training.command import ROOT, as_arguments, make_corpus, right_flags, run, tree
 
 # Several stages on one machine, before any of them is started.
@@ -211,6 +208,7 @@ FLAGS = {
     "nan": ({"lr": "nan"}, "--lr nan", "above 0"),
     "infinite": ({"clip-grad": "inf"}, "--clip-grad inf", "0 or more"),
     "beta": ({"adam-beta2": 1.0}, "--adam-beta2 1.0", "below 1"),
+    "dropout": ({"hidden-dropout": 1.0}, "--hidden-dropout 1.0", "below 1"),
     "missing": ({"train-iters": None}, "--train-iters", "missing"),
     "no size": ({"hidden-size": None}, "--hidden-size", "missing", "--model-size"),
     "unknown size": ({"model-size": "7b"}, "--model-size", "7b", "tiny"),
@@ -263,6 +261,15 @@ FLAGS = {
     "events in a file": ({"tensorboard-dir": "setup.py"}, "--tensorboard-dir setup.py", "written"),
     "cache in a file": ({"data-cache-path": "setup.py"}, "--data-cache-path setup.py", "written"),
     "missing checkpoint": ({"load": "nowhere"}, "--load nowhere", "--save"),
+    "latest of nothing": ({"load": "latest", "save": None}, "--load latest", "--save DIR"),
+    "auto of nothing": ({"load": "auto", "save": None}, "--load auto", "--save DIR"),
+    "weights of nothing": ({"load-weights-only": True}, "--load-weights-only", "--load DIR"),
+    "signal without save": ({"save-on-signal": True, "save": None}, "--save-on-signal", "--save"),
+    "keep none": ({"keep-last": 0}, "--keep-last 0", "above 0"),
+    "keep without save": ({"keep-last": 2, "save": None}, "--keep-last 2", "--save DIR"),
+    "keep every alone": ({"keep-every": 4}, "--keep-every 4", "--keep-last"),
+    "retries": ({"save-retries": -1}, "--save-retries -1", "0 or more"),
+    "duration": ({"exit-duration-minutes": 0}, "--exit-duration-minutes 0", "above 0"),
     "checkpoint a file": ({"load": "setup.py"}, "--load setup.py", "--save"),
 }
 
@@ -390,15 +397,9 @@ def resumed(trained, tmp_path):
 
 def test_a_checkpoint_holds_one_file_a_rank(trained):
     names = sorted(str(path.relative_to(trained[1])) for path in trained[1].rglob("*"))
+    files = (".metadata", "__0_0.distcp", "__1_0.distcp", "checksums.json", "run.json")
     folder = "iter_0000001"
-    assert names == [folder, f"{folder}/rank_00000.pt", f"{folder}/rank_00001.pt", "latest"]
-
-
-def test_a_checkpoint_of_another_layout(resumed, tmp_path):
-    flags, copy = resumed
-    flags |= {"pipeline-model-parallel-size": 1}
-    words = f"--load {copy}", "layout.pipeline = 2", "the run has 1"
-    refused(flags, *words, folder=tmp_path, timeout=240)
+    assert names == [folder, *(f"{folder}/{name}" for name in files), "latest"]
 
 
 def test_a_checkpoint_of_another_model(resumed, tmp_path):
@@ -407,9 +408,15 @@ def test_a_checkpoint_of_another_model(resumed, tmp_path):
     refused(flags | {"ffn-hidden-size": 64}, *words, folder=tmp_path, timeout=240)
 
 
+def test_a_checkpoint_of_another_order_of_data(resumed, tmp_path):
+    flags, copy = resumed
+    words = f"--load {copy}", "data.seed = 1234", "the run has 5"
+    refused(flags | {"seed": 5}, *words, folder=tmp_path, timeout=240)
+
+
 def test_a_checkpoint_whose_last_rank_is_damaged(resumed, tmp_path):
     flags, copy = resumed
-    path = copy / "iter_0000001" / "rank_00001.pt"
+    path = copy / "iter_0000001" / "__1_0.distcp"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -427,63 +434,3 @@ def test_a_split_without_validation_data(prefix, tmp_path):
     flags = right_flags(prefix) | {"split": "1,0,0", "eval-interval": 1}
     flags |= {"metrics-file": tmp_path / "m.jsonl", "data-cache-path": tmp_path / "cache"}
     refused(flags, "--split 1,0,0", "validation", folder=tmp_path)
-
-
-# Damaged checkpoints, in this process: reading one needs no ranks.
-
-
-def whole_checkpoint(folder):
-    (folder / "iter_0000001").mkdir()
-    (folder / "latest").write_text("iter_0000001\n")
-    content = {"identity": {}, "state": {}, "chunks": [torch.arange(999.0)], "optimizer": {}}
-    torch.save(content, folder / "iter_0000001" / "rank_00000.pt")
-    return folder / "iter_0000001" / "rank_00000.pt"
-
-
-def read_back(folder):
-    from megatron_attnres.training.checkpoint import _newest, _read
-
-    return _read(_newest(str(folder)) / "rank_00000.pt", str(folder))
-
-
-def test_a_whole_checkpoint_is_read(tmp_path):
-    whole_checkpoint(tmp_path)
-    assert torch.equal(read_back(tmp_path)["chunks"][0], torch.arange(999.0))
-
-
-def test_any_damage_to_a_checkpoint_is_found(tmp_path):
-    path = whole_checkpoint(tmp_path)
-    whole = path.read_bytes()
-    random = torch.Generator().manual_seed(0)
-    for trial in range(150):
-        data = bytearray(whole)
-        place = int(torch.randint(len(data), (), generator=random))
-        if trial % 3 == 0:
-            data = data[:place]
-        elif trial % 3 == 1:
-            data = data[place:]
-        else:
-            # The middle of the file is the tensor; headers may hold bytes that nobody reads.
-            data[len(data) // 2 - 500 + place % 1000] ^= 1 << (trial % 8)
-        path.write_bytes(data)
-        with pytest.raises(InputError, match=f"--load {tmp_path}: {path} is damaged") as error:
-            read_back(tmp_path)
-        assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, torch.ones(2)])
-def test_other_files_of_torch_are_no_checkpoints(content, tmp_path):
-    torch.save(content, whole_checkpoint(tmp_path))
-    with pytest.raises(InputError, match="no checkpoint"):
-        read_back(tmp_path)
-
-
-@pytest.mark.parametrize("pointer", [b"", b"iter_0000009\n", b"\xff\x00\n", None])
-def test_a_pointer_to_no_checkpoint(pointer, tmp_path):
-    whole_checkpoint(tmp_path)
-    Path(tmp_path / "latest").unlink()
-    if pointer is not None:
-        (tmp_path / "latest").write_bytes(pointer)
-    with pytest.raises(InputError, match=f"--load {tmp_path}: .*latest") as error:
-        read_back(tmp_path)
-    assert "\n" not in str(error.value)

@@ -1,0 +1,1 @@
+"""Checkpoints that any layout can load, written by torch.distributed.checkpoint."""

@@ -1,0 +1,92 @@
+"""A run as something that can be saved and continued."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import distributed
+
+from megatron_attnres.optimizer.training_optimizer import TrainingOptimizer
+from megatron_attnres.parallel.agreement import same_error_on_all_ranks
+from megatron_attnres.training.checkpoints.description import (
+    Description,
+    TrainingState,
+    check_same,
+    data_identity,
+    describe,
+    model_identity,
+)
+from megatron_attnres.training.checkpoints.folders import remove_unfinished
+from megatron_attnres.training.checkpoints.loading import find_checkpoint, load_training, named
+from megatron_attnres.training.checkpoints.pieces import StatePieces
+from megatron_attnres.training.checkpoints.saving import CheckpointSaver
+from megatron_attnres.training.run_config import RunConfig
+
+
+class Resumable:
+    """Parameters, optimizer, schedule and position of a run. Methods are collective.
+
+    Args:
+        config: of the run.
+        plan: of its pipeline, for the record.
+        pieces: this rank's state.
+        optimizer: this rank's optimizer.
+        scheduler: learning-rate schedule.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: dict[str, Any],
+        pieces: StatePieces,
+        optimizer: TrainingOptimizer,
+        scheduler: Any,
+    ) -> None:
+        self._config = config
+        self._plan = plan
+        self._pieces = pieces
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+
+    def load(self) -> TrainingState:
+        """Continue from where ``--load`` says, or start afresh.
+
+        Raises:
+            InputError: there is no such checkpoint, a file of it is damaged, or it is of another
+                model or order of data.
+        """
+        loop = self._config.loop
+        found = find_checkpoint(loop.load, loop.save) if loop.load is not None else None
+        if loop.save is not None and distributed.get_rank() == 0:
+            remove_unfinished(loop.save)
+        if found is None:
+            return TrainingState()
+        description = self._check(found)
+        load_training(found, self._pieces, self._optimizer, loop.load_weights_only)
+        if loop.load_weights_only:
+            return TrainingState()
+        self._scheduler.load_state_dict(description.scheduler)
+        return description.state
+
+    def saver(self) -> CheckpointSaver | None:
+        """What saves the run; None without ``--save``."""
+        if self._config.loop.save is None:
+            return None
+        return CheckpointSaver(self._config.save, self._pieces)
+
+    def describe(self, state: TrainingState) -> Description:
+        """What a checkpoint of this state says of itself."""
+        return describe(
+            self._config,
+            self._plan,
+            state,
+            self._optimizer.steps,
+            self._scheduler.state_dict(),
+        )
+
+    def _check(self, folder: Path) -> Description:
+        with same_error_on_all_ranks(), named(self._config.loop.load):
+            description = Description.read(folder)
+            check_same("model", description.model, model_identity(self._config))
+            if not self._config.loop.load_weights_only:
+                check_same("data", description.data, data_identity(self._config))
+        return description
