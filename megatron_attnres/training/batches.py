@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch.utils.data import Dataset
 
 from megatron_attnres.data.batches import Batch, batches
+from megatron_attnres.data.order import order_digest
 from megatron_attnres.parallel.cpu import device
 from megatron_attnres.training.run_config import RunConfig
 
@@ -32,6 +33,10 @@ class BatchSource:
     def validation_batches(self) -> Iterator[Batch]:
         """The same micro-batches at every validation, so that losses compare."""
         return self._batches(self.validation, 0)
+
+    def order_digest(self, samples: int) -> str:
+        """Tells whether another run's first samples were the same; see ``data.order``."""
+        return order_digest(self.training, samples)
 
     def _batches(self, dataset: Dataset, consumed_samples: int) -> Iterator[Batch]:
         for batch in batches(

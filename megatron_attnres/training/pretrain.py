@@ -89,7 +89,9 @@ def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> Non
     optimizer = build_optimizer(step.chunks, config.optimizer, groups.collection)
     scheduler = build_learning_rate_scheduler(optimizer, config.optimizer)
     pieces = StatePieces(step.chunks, optimizer, groups)
-    resumable = Resumable(config, plan_description(config), pieces, optimizer, scheduler)
+    resumable = Resumable(
+        config, plan_description(config), pieces, optimizer, scheduler, data.order_digest
+    )
     state = resumable.load()
 
     history = History()

@@ -42,6 +42,7 @@ class Description:
         scheduler: of the learning rate.
         model: what the model is, flat, by name.
         data: what decides on the order of samples, flat, by name.
+        order: digest of the samples that were trained on; empty on ranks that do not write.
         configuration: of the run that wrote it, its layout included.
         plan_digest: of that run's pipeline plan.
     """
@@ -51,6 +52,7 @@ class Description:
     scheduler: dict[str, Any]
     model: dict[str, Any]
     data: dict[str, Any]
+    order: str
     configuration: dict[str, Any]
     plan_digest: str
 
@@ -78,6 +80,7 @@ def describe(
     state: TrainingState,
     optimizer_steps: int,
     scheduler: dict[str, Any],
+    order: str,
 ) -> Description:
     """The description of a run's checkpoint."""
     digest = sha256(json.dumps(plan, sort_keys=True, default=str).encode()).hexdigest()
@@ -88,6 +91,7 @@ def describe(
         scheduler,
         model_identity(config),
         data_identity(config),
+        order,
         _plain(asdict(config)),
         digest,
     )

@@ -1,10 +1,12 @@
 """A run as something that can be saved and continued."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import distributed
 
+from megatron_attnres.errors import InputError
 from megatron_attnres.optimizer.training_optimizer import TrainingOptimizer
 from megatron_attnres.parallel.agreement import same_error_on_all_ranks
 from megatron_attnres.training.checkpoints.description import (
@@ -31,6 +33,7 @@ class Resumable:
         pieces: this rank's state.
         optimizer: this rank's optimizer.
         scheduler: learning-rate schedule.
+        order_digest: of so many first samples of the run's data.
     """
 
     def __init__(
@@ -40,12 +43,14 @@ class Resumable:
         pieces: StatePieces,
         optimizer: TrainingOptimizer,
         scheduler: Any,
+        order_digest: Callable[[int], str],
     ) -> None:
         self._config = config
         self._plan = plan
         self._pieces = pieces
         self._optimizer = optimizer
         self._scheduler = scheduler
+        self._order_digest = order_digest
 
     def load(self) -> TrainingState:
         """Continue from where ``--load`` says, or start afresh.
@@ -81,6 +86,7 @@ class Resumable:
             state,
             self._optimizer.steps,
             self._scheduler.state_dict(),
+            self._order_digest(state.consumed_samples) if distributed.get_rank() == 0 else "",
         )
 
     def _check(self, folder: Path) -> Description:
@@ -89,4 +95,15 @@ class Resumable:
             check_same("model", description.model, model_identity(self._config))
             if not self._config.loop.load_weights_only:
                 check_same("data", description.data, data_identity(self._config))
+                self._check_order(description)
         return description
+
+    def _check_order(self, description: Description) -> None:
+        """Refuse to skip samples or to take some twice."""
+        samples = description.state.consumed_samples
+        if distributed.get_rank() == 0 and description.order != self._order_digest(samples):
+            raise InputError(
+                f"its {samples} samples are not the first ones of this run's data; resume with the "
+                "--data-path that was saved, and with its --train-iters if that takes several "
+                "epochs"
+            )

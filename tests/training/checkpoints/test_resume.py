@@ -1,35 +1,23 @@
 """The whole command: it is stopped, killed, started again, and ends as if nothing had happened."""
 
 import json
-import os
-import random
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.training.command import (
-    HIDDEN_VARIABLES,
-    ROOT,
-    as_arguments,
-    make_corpus,
-    right_flags,
-    run,
+from tests.training.checkpoints.crashes import (
+    INTERVAL,
+    ITERATIONS,
+    crash_rounds,
+    lines_of,
+    resumable_flags,
+    start,
+    wait_for_lines,
+    whole_run,
 )
-
-ITERATIONS, INTERVAL = 24, 4
-TIMES = {"step_seconds", "tokens_per_second", "peak_memory_bytes", "save_pause_seconds"}
-
-
-def lines_of(path: Path) -> list[dict]:
-    return [
-        {name: value for name, value in json.loads(line).items() if name not in TIMES}
-        for line in path.read_text().splitlines()
-    ]
+from tests.training.command import as_arguments, run
 
 
 @pytest.fixture(scope="module")
@@ -39,35 +27,13 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def flags(folder):
-    """Blended data, dropout, four ranks; saved every four iterations."""
-    for name in ("a", "b"):
-        (folder / name).mkdir()
-    corpora = [make_corpus(folder / name, vocab_size=60) for name in ("a", "b")]
-    return right_flags(corpora[0]) | {
-        "data-path": ["0.3", corpora[0], "0.7", corpora[1]],
-        "hidden-dropout": 0.1,
-        "nproc-per-node": 4,
-        "pipeline-model-parallel-size": 2,
-        "virtual-pipeline-model-parallel-size": 2,
-        "attn-res-block-size": 3,
-        "micro-batch-size": 2,
-        "global-batch-size": 8,
-        "train-iters": ITERATIONS,
-        "lr": 1e-2,
-        "data-cache-path": folder / "cache",
-        "save-interval": INTERVAL,
-    }
+    return resumable_flags(folder)
 
 
 @pytest.fixture(scope="module")
 def whole(folder, flags):
     """The folder of an uninterrupted run and its metrics."""
-    out = folder / "whole"
-    answer = run(
-        as_arguments(flags | {"metrics-file": out / "metrics.jsonl", "save": out / "saved"})
-    )
-    assert answer.status == 0, answer.stderr
-    return out, lines_of(out / "metrics.jsonl")
+    return whole_run(folder, flags)
 
 
 def test_twenty_steps_after_a_resume_are_those_of_the_whole_run_to_the_last_bit(
@@ -82,9 +48,66 @@ def test_twenty_steps_after_a_resume_are_those_of_the_whole_run_to_the_last_bit(
     found = lines_of(out / "metrics.jsonl")
     assert [line["iteration"] for line in found] == list(range(INTERVAL + 1, ITERATIONS + 1))
     assert found == whole[1][INTERVAL:]
-    without = run(as_arguments(flags | {"hidden-dropout": 0.0, "train-iters": INTERVAL + 1}))
+    without = run(as_arguments(flags | {"hidden-dropout": 0.0}))
     assert without.status == 0, without.stderr
     assert lines_of(out / "metrics.jsonl")[0]["lm_loss"] != found[0]["lm_loss"], "dropout is on"
+
+
+def test_another_layout_goes_on_with_the_same_losses(folder, flags, whole):
+    out = folder / "other"
+    flags = flags | {
+        "load": whole[0] / "saved" / f"iter_{INTERVAL:07d}",
+        "metrics-file": out / "metrics.jsonl",
+        "save-interval": None,
+        "nproc-per-node": 2,
+        "tensor-model-parallel-size": 2,
+        "sequence-parallel": True,
+        "pipeline-model-parallel-size": None,
+        "virtual-pipeline-model-parallel-size": None,
+        "micro-batch-size": 4,
+        "zero-stage": 0,
+    }
+    answer = run(as_arguments(flags))
+    assert answer.status == 0, answer.stderr
+    found = [line["lm_loss"] for line in lines_of(out / "metrics.jsonl")]
+    wanted = [line["lm_loss"] for line in whole[1][INTERVAL:]]
+    assert found[:10] == pytest.approx(wanted[:10], rel=1e-5)
+    assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_another_order_of_samples_is_refused(folder, flags, whole):
+    """More iterations take more epochs, which are shuffled together."""
+    flags = flags | {
+        "load": whole[0] / "saved",
+        "train-iters": 20 * ITERATIONS,
+        "lr-decay-iters": ITERATIONS,
+        "save-interval": None,
+    }
+    answer = run(as_arguments(flags))
+    assert answer.status == 2, answer.stderr
+    assert "samples are not the first ones of this run's data" in answer.stderr
+
+
+def test_a_save_that_fails_is_reported_and_tried_again(folder, flags, whole):
+    """A file is in the way of the first save's folder."""
+    out = folder / "failing"
+    out.mkdir()
+    (out / f"iter_{INTERVAL:07d}").write_text("in the way")
+    flags = flags | {"save": out, "train-iters": INTERVAL + 3, "lr-decay-iters": ITERATIONS}
+    answer = run(as_arguments(flags | {"save-interval": INTERVAL}))
+    assert answer.status == 0, answer.stderr
+    (line,) = [line for line in answer.stderr.splitlines() if "warning: --save" in line]
+    assert f"iter_{INTERVAL:07d}" in line
+    assert "attempt 1 of 3, the run goes on" in line
+    names = sorted(path.name for path in out.iterdir() if path.is_dir())
+    assert f"iter_{INTERVAL + 3:07d}" in names
+    assert len(names) == 2, "one of the next iterations, and the last"
+    shutil.rmtree(out)
+    out.mkdir()
+    (out / f"iter_{INTERVAL:07d}").write_text("in the way")
+    answer = run(as_arguments(flags | {"save-interval": INTERVAL, "save-retries": 0}))
+    assert answer.status == 2, answer.stderr
+    assert answer.stderr.strip().splitlines()[-1].startswith("pretrain_attnres.py: --save")
 
 
 def test_pauses_are_measured_and_old_checkpoints_go(folder, flags, whole):
@@ -97,27 +120,6 @@ def test_pauses_are_measured_and_old_checkpoints_go(folder, flags, whole):
     assert answer.status == 0, answer.stderr
     names = sorted(path.name for path in out.iterdir())
     assert names == ["iter_0000008", "iter_0000016", "iter_0000020", "iter_0000024", "latest"]
-
-
-def start(flags) -> subprocess.Popen:
-    environment = {name: v for name, v in os.environ.items() if name not in HIDDEN_VARIABLES}
-    return subprocess.Popen(
-        [sys.executable, "pretrain_attnres.py", *as_arguments(flags)],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_for_lines(path: Path, count: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists() or len(path.read_text().splitlines()) < count:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, f"{path} has not got {count} lines"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -154,41 +156,3 @@ def test_a_run_ends_when_its_time_is_over(folder, flags):
 def test_a_rank_killed_at_any_moment_costs_an_interval_at_most(folder, flags, whole):
     """Saves every three iterations; auto goes on each time; the end is the same to the last bit."""
     crash_rounds(folder / "crashes", flags, whole[1], rounds=3, seed=1)
-
-
-def crash_rounds(out: Path, flags, expected: list[dict], rounds: int, seed: int) -> list[str]:
-    """Kill a random rank at random moments, ``rounds`` times in a row, then let the run end."""
-    chance = random.Random(seed)
-    flags = flags | {
-        "save": out / "saved",
-        "metrics-file": out / "metrics.jsonl",
-        "save-interval": 3,
-        "load": "auto",
-    }
-    told = []
-    for _ in range(rounds):
-        process = start(flags)
-        before = len(lines_or_none(out / "metrics.jsonl"))
-        goal = min(before + chance.randint(1, 5), len(expected) - 1)
-        wait_for_lines(out / "metrics.jsonl", goal, process)
-        time.sleep(chance.random() * 0.2)
-        ranks = children_of(process.pid)
-        victim = chance.choice(ranks)
-        writing = sorted(path.name for path in (out / "saved").glob("*.writing"))
-        os.kill(victim, signal.SIGKILL)
-        process.communicate(timeout=120)
-        assert process.returncode != 0
-        done = len(lines_or_none(out / "metrics.jsonl"))
-        told.append(f"rank {ranks.index(victim)} after iteration {done}, writing {writing}")
-    answer = run(as_arguments(flags))
-    assert answer.status == 0, (answer.stderr, told)
-    assert lines_of(out / "metrics.jsonl") == expected, told
-    return told
-
-
-def lines_or_none(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
