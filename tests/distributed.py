@@ -11,10 +11,12 @@ import pickle
 import queue
 import signal
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -47,7 +49,7 @@ def run_ranks(
     processes = [
         _CONTEXT.Process(
             target=_rank_main,
-            args=(function, arguments, rank, world_size, port, results),
+            args=(function, arguments, rank, world_size, port, results, os.getpid()),
             daemon=True,
         )
         for rank in range(world_size)
@@ -106,11 +108,13 @@ def _rank_main(
     world_size: int,
     port: int,
     results: Any,
+    tester: int,
 ) -> None:
     import torch
     from torch import distributed
 
     faulthandler.register(signal.SIGUSR1)
+    threading.Thread(target=_end_with, args=(tester,), daemon=True).start()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
@@ -132,6 +136,13 @@ def _rank_main(
         results.join_thread()
         if distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+def _end_with(tester: int) -> None:
+    """End this rank when the test process is gone: a killed one cannot clean up."""
+    while Path(f"/proc/{tester}").exists():
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def restart_job() -> None:

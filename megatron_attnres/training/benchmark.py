@@ -198,9 +198,9 @@ class TrainingStep:
         recompute: Recompute = "none",
     ) -> None:
         self._groups = groups
-        self._step = _step(model, precision, recompute, groups)
-        self._optimizer = build_optimizer(
-            self._step.chunks,
+        self.step = _step(model, precision, recompute, groups)
+        self.optimizer = build_optimizer(
+            self.step.chunks,
             OptimizerConfig(precision=precision, zero_stage=0),
             groups.collection,
         )
@@ -213,13 +213,13 @@ class TrainingStep:
 
     def run(self) -> None:
         """Forward, backward, update."""
-        self._step.run(forward_step, [iter([self._batch])], 1)
-        finish_gradients(self._step.chunks, self._groups.collection, main_gradient)
-        self._optimizer.step()
+        self.step.run(forward_step, [iter([self._batch])], 1)
+        finish_gradients(self.step.chunks, self._groups.collection, main_gradient)
+        self.optimizer.step()
 
     def read_with(self, read: Callable[..., torch.Tensor]) -> None:
         """Let every reader read on its own, with another operator."""
-        for module in self._step.chunks[0].modules():
+        for module in self.step.chunks[0].modules():
             if isinstance(module, DepthAttention):
                 module.look_ahead = lambda state, block: state
                 module.forward = lambda state, module=module: read(

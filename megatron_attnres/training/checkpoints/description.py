@@ -120,13 +120,14 @@ def data_identity(config: RunConfig) -> dict[str, Any]:
 
 
 def check_same(kind: str, saved: dict[str, Any], own: dict[str, Any]) -> None:
-    """Raise InputError that names the first field that differs, and both values."""
-    for name in sorted(saved.keys() | own.keys()):
-        if saved.get(name) != own.get(name):
-            raise InputError(
-                f"the checkpoint has {kind}.{name} = {saved.get(name)}, the run has "
-                f"{own.get(name)}; resume with the {kind} that was saved"
-            )
+    """Raise InputError that names the fields that differ, and both values."""
+    different = [
+        f"the checkpoint has {kind}.{name} = {saved.get(name)}, the run has {own.get(name)}"
+        for name in sorted(saved.keys() | own.keys())
+        if saved.get(name) != own.get(name)
+    ]
+    if different:
+        raise InputError(f"{'; '.join(different)}; resume with the {kind} that was saved")
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from megatron_attnres.training.checkpoints.folders import (
     newest,
     verify,
 )
-from megatron_attnres.training.checkpoints.pieces import WEIGHTS, StatePieces
-from megatron_attnres.training.checkpoints.plans import Piece, PieceLoadPlanner
+from megatron_attnres.training.checkpoints.pieces import StatePieces
+from megatron_attnres.training.checkpoints.plans import WEIGHTS, Piece, PieceLoadPlanner
 
 AUTO = "auto"
 LATEST = "latest"

@@ -15,8 +15,6 @@ from megatron_attnres.pipeline.chunk import PipelineChunk
 from megatron_attnres.training.checkpoints.boxes import Slicing, boxes_of
 from megatron_attnres.training.checkpoints.plans import Piece
 
-WEIGHTS = "master"
-
 
 class StatePieces:
     """The state of one rank's parameters.

@@ -25,6 +25,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from megatron_attnres.errors import InputError
 
+# The kind of tensor, before the parameter's name, that holds the weights.
+WEIGHTS = "master"
+
 
 @dataclass(frozen=True)
 class Piece:
