@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from megatron_attnres.data.batches import samples_of_step
 from megatron_attnres.model.configuration import AttnResConfig, ModelConfig
 from megatron_attnres.parallel.gradients import finish_gradients
 from megatron_attnres.parallel.groups import ParallelGroups, initialize_groups
@@ -131,11 +132,20 @@ def run_step(
 ) -> Any:
     """Forward and backward of one batch, gradients averaged over data-parallel ranks."""
     batches = microbatches(case, groups.data_rank, seed)
+    samples = ()
+    if first_sample is not None:
+        samples = samples_of_step(
+            first_sample,
+            case.micro_batch_size,
+            groups.data_rank,
+            case.layout.data,
+            case.num_microbatches,
+        )
     record = step.run(
         forward_step,
         [iter(batches) for _ in step.chunks],
         case.num_microbatches,
-        first_sample=first_sample,
+        samples=samples,
     )
     finish_gradients(step.chunks, groups.collection, lambda parameter: parameter.grad)
     for chunk in step.chunks:

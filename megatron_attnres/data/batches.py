@@ -31,6 +31,26 @@ def microbatch_indices(
     return range(start, start + micro_batch_size)
 
 
+def samples_of_step(
+    consumed_samples: int,
+    micro_batch_size: int,
+    data_parallel_rank: int,
+    data_parallel_size: int,
+    num_microbatches: int,
+) -> list[range]:
+    """``microbatch_indices`` of every micro-batch of a rank's step."""
+    together = micro_batch_size * data_parallel_size
+    return [
+        microbatch_indices(
+            consumed_samples + microbatch * together,
+            micro_batch_size,
+            data_parallel_rank,
+            data_parallel_size,
+        )
+        for microbatch in range(num_microbatches)
+    ]
+
+
 def batches(
     dataset: Dataset,
     consumed_samples: int,

@@ -7,7 +7,6 @@ from typing import Any
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_attnres.data.batches import microbatch_indices
 from megatron_attnres.pipeline.cache import BlockCache
 from megatron_attnres.pipeline.chunk import PipelineChunk
 from megatron_attnres.pipeline.communicator import AttnResP2PCommunicator
@@ -57,7 +56,7 @@ class PipelineStep:
         data_iterators: Sequence[Iterator[Any]],
         num_microbatches: int,
         forward_only: bool = False,
-        first_sample: int | None = None,
+        samples: Sequence[Sequence[int]] = (),
     ) -> StepRecord:
         """Forward (and backward) of every micro-batch.
 
@@ -67,8 +66,8 @@ class PipelineStep:
             data_iterators: one per chunk.
             num_microbatches: M.
             forward_only: skip the backward, for validation.
-            first_sample: samples that training consumed before this step, from which the model
-                learns what to drop; None, as in validation, drops nothing.
+            samples: of each of this rank's micro-batches, by their place in the data order: what
+                dropout depends on. Nothing is dropped without them, as in validation.
 
         Raises:
             PipelineTransferError: a neighbour was lost.
@@ -77,7 +76,7 @@ class PipelineStep:
         schedule = schedules.get_forward_backward_func(
             pp_size=self.groups.pp.size(), vp_size=self._virtual_size
         )
-        self._begin(num_microbatches, forward_only, first_sample)
+        self._begin(num_microbatches, forward_only, samples)
         losses = schedule(
             forward_step_func=forward_step,
             data_iterator=list(data_iterators),
@@ -91,9 +90,10 @@ class PipelineStep:
         )
         return StepRecord(losses, self._end(), self.cache.peak_entries)
 
-    def _begin(self, num_microbatches: int, forward_only: bool, first_sample: int | None) -> None:
+    def _begin(
+        self, num_microbatches: int, forward_only: bool, samples: Sequence[Sequence[int]]
+    ) -> None:
         self.cache.begin_step()
-        samples = [] if first_sample is None else self._samples(first_sample, num_microbatches)
         for chunk in self.chunks:
             chunk.begin_step(samples)
         if self.communicator is not None:
@@ -103,17 +103,6 @@ class PipelineStep:
         traffic = self.communicator.end_step() if self.communicator is not None else Traffic()
         self.cache.check_empty()
         return traffic
-
-    def _samples(self, first_sample: int, num_microbatches: int) -> list[range]:
-        """The samples of this rank's micro-batches, by their place in the data order."""
-        rank, size = self.groups.dp.rank(), self.groups.dp.size()
-        together = self.micro_batch_size * size
-        return [
-            microbatch_indices(
-                first_sample + microbatch * together, self.micro_batch_size, rank, size
-            )
-            for microbatch in range(num_microbatches)
-        ]
 
     @property
     def _virtual_size(self) -> int | None:

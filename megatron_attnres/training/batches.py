@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch.utils.data import Dataset
 
-from megatron_attnres.data.batches import Batch, batches
+from megatron_attnres.data.batches import Batch, batches, samples_of_step
 from megatron_attnres.data.order import order_digest
 from megatron_attnres.parallel.cpu import device
 from megatron_attnres.training.run_config import RunConfig
@@ -29,6 +29,16 @@ class BatchSource:
     def training_batches(self, consumed_samples: int) -> Iterator[Batch]:
         """Micro-batches from a position in the data order, to the end of the run."""
         return self._batches(self.training, consumed_samples)
+
+    def samples_of_step(self, consumed_samples: int) -> list[range]:
+        """Which samples this rank's micro-batches of the next step are, by the data order."""
+        return samples_of_step(
+            consumed_samples,
+            self.config.loop.micro_batch_size,
+            self.data_rank,
+            self.config.layout.data,
+            self.config.num_microbatches,
+        )
 
     def validation_batches(self) -> Iterator[Batch]:
         """The same micro-batches at every validation, so that losses compare."""

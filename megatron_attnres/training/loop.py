@@ -111,7 +111,7 @@ class TrainingLoop:
             forward_step,
             iterators,
             self._config.num_microbatches,
-            first_sample=state.consumed_samples,
+            samples=self._data.samples_of_step(state.consumed_samples),
         )
         finish_gradients(self._step.chunks, self._groups.collection, main_gradient)
         learning_rate = current_learning_rate(self._optimizer)
