@@ -122,9 +122,9 @@ def test_pauses_are_measured_and_old_checkpoints_go(folder, flags, whole):
     assert names == ["iter_0000008", "iter_0000016", "iter_0000020", "iter_0000024", "latest"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_ends_the_run_with_a_checkpoint(number, folder, flags, whole):
-    out = folder / number.name
+def test_a_signal_ends_the_run_with_a_checkpoint(folder, flags, whole):
+    """Twice, and the third start ends as a run that nobody stopped."""
+    out = folder / "signals"
     flags = flags | {
         "save": out / "saved",
         "metrics-file": out / "metrics.jsonl",
@@ -132,14 +132,16 @@ def test_a_signal_ends_the_run_with_a_checkpoint(number, folder, flags, whole):
         "save-on-signal": True,
         "load": "auto",
     }
-    process = start(flags)
-    wait_for_lines(out / "metrics.jsonl", 5, process)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    done = len(lines_of(out / "metrics.jsonl"))
-    assert 5 <= done < ITERATIONS
-    assert (out / "saved" / "latest").read_text() == f"iter_{done:07d}\n"
+    done = 0
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        process = start(flags)
+        wait_for_lines(out / "metrics.jsonl", done + 4, process)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        before, done = done, len(lines_of(out / "metrics.jsonl"))
+        assert before + 4 <= done < ITERATIONS
+        assert (out / "saved" / "latest").read_text() == f"iter_{done:07d}\n"
     answer = run(as_arguments(flags))
     assert answer.status == 0, answer.stderr
     assert lines_of(out / "metrics.jsonl") == whole[1]
@@ -155,4 +157,4 @@ def test_a_run_ends_when_its_time_is_over(folder, flags):
 
 def test_a_rank_killed_at_any_moment_costs_an_interval_at_most(folder, flags, whole):
     """Saves every three iterations; auto goes on each time; the end is the same to the last bit."""
-    crash_rounds(folder / "crashes", flags, whole[1], rounds=3, seed=1)
+    crash_rounds(folder / "crashes", flags, whole[1], rounds=2, seed=1)
