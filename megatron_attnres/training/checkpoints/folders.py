@@ -90,12 +90,12 @@ def newest(folder: str) -> Path:
         return Path(folder)
     pointer = Path(folder) / LATEST
     if not pointer.is_file():
-        raise InputError(f"has no file {LATEST}; give a folder made by --save")
+        raise InputError(f"{folder} has no file {LATEST}; give a folder made by --save")
     name = pointer.read_text(encoding="utf-8", errors="replace").strip()
     found = Path(folder) / name
     if not name.startswith(_PREFIX) or not found.is_dir():
         raise InputError(
-            f"{LATEST} names {name!r}, which is no folder in it; name one made by --save"
+            f"{pointer} names {name!r}, which is no checkpoint beside it; name one made by --save"
         )
     return found
 
