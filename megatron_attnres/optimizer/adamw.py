@@ -50,6 +50,12 @@ def ensure_state(optimizer: torch.optim.Optimizer) -> None:
             optimizer.state[param] = state
 
 
+def flat_state(optimizer: torch.optim.Optimizer, master: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A master weight and its moments by name, flattened views of the live ones."""
+    moments = {name: optimizer.state[master][name].view(-1) for name in MOMENTS}
+    return {"master": master.detach().view(-1), **moments}
+
+
 def steps_of(optimizer: torch.optim.Optimizer) -> int:
     """Updates that AdamW has made."""
     for group in optimizer.param_groups:
@@ -62,6 +68,7 @@ def steps_of(optimizer: torch.optim.Optimizer) -> int:
 
 def set_steps(optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Let AdamW's bias correction go on after so many updates."""
+    ensure_state(optimizer)
     for group in optimizer.param_groups:
         if isinstance(optimizer, torch.optim.AdamW):
             for param in group["params"]:

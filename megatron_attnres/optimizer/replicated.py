@@ -5,7 +5,13 @@ from collections.abc import Sequence
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_attnres.optimizer.adamw import MOMENTS, build_adamw, ensure_state, set_steps, steps_of
+from megatron_attnres.optimizer.adamw import (
+    build_adamw,
+    ensure_state,
+    flat_state,
+    set_steps,
+    steps_of,
+)
 from megatron_attnres.optimizer.configuration import OptimizerConfig
 from megatron_attnres.optimizer.data_parallel_mean import average_over_data_parallel_ranks
 from megatron_attnres.optimizer.gradient_norm import clip_factor, global_gradient_norm
@@ -71,10 +77,7 @@ class ReplicatedOptimizer:
                 0,
                 param.numel(),
                 self._groups.dp_cp.size(),
-                {
-                    "master": master.detach().view(-1),
-                    **{name: self._adamw.state[master][name].view(-1) for name in MOMENTS},
-                },
+                flat_state(self._adamw, master),
             )
             for param, master in self._masters.items()
         ]
@@ -86,7 +89,6 @@ class ReplicatedOptimizer:
 
     def continue_from(self, steps: int) -> None:
         """See TrainingOptimizer."""
-        ensure_state(self._adamw)
         set_steps(self._adamw, steps)
         self._copy_masters_to_parameters()
 

@@ -9,7 +9,13 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils.timer import NoopTimer
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_attnres.optimizer.adamw import MOMENTS, build_adamw, ensure_state, set_steps, steps_of
+from megatron_attnres.optimizer.adamw import (
+    build_adamw,
+    ensure_state,
+    flat_state,
+    set_steps,
+    steps_of,
+)
 from megatron_attnres.optimizer.configuration import OptimizerConfig
 from megatron_attnres.optimizer.data_parallel_mean import BUCKET_ELEMENTS
 from megatron_attnres.optimizer.gradient_norm import global_gradient_norm
@@ -70,11 +76,8 @@ class ZeroOptimizer:
                 stop,
                 1,
                 {
-                    "master": master.detach()[place : place + stop - start],
-                    **{
-                        name: self._adamw.state[master][name][place : place + stop - start]
-                        for name in MOMENTS
-                    },
+                    name: flat[place : place + stop - start]
+                    for name, flat in flat_state(self._adamw, master).items()
                 },
             )
             for group, master in enumerate(self._masters)
@@ -88,7 +91,6 @@ class ZeroOptimizer:
 
     def continue_from(self, steps: int) -> None:
         """See TrainingOptimizer."""
-        ensure_state(self._adamw)
         set_steps(self._adamw, steps)
         self._zero.update_lp_params()
 

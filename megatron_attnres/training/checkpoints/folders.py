@@ -17,6 +17,7 @@ from megatron_attnres.errors import InputError
 
 LATEST = "latest"
 CHECKSUMS = "checksums.json"
+METADATA = ".metadata"
 WRITING = ".writing"
 _PREFIX = "iter_"
 

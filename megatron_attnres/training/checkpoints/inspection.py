@@ -20,10 +20,9 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from megatron_attnres.errors import InputError
 from megatron_attnres.training.checkpoints.description import DESCRIPTION, Description
-from megatron_attnres.training.checkpoints.folders import digests_in, verify
-from megatron_attnres.training.checkpoints.plans import WEIGHTS, Piece, PieceLoadPlanner
+from megatron_attnres.training.checkpoints.folders import METADATA, digests_in, verify
+from megatron_attnres.training.checkpoints.plans import WEIGHTS, Piece, read_pieces
 
-METADATA = ".metadata"
 # Every parameter of depth attention belongs to a module whose name ends so, and no other does.
 _DEPTH_ATTENTION = "reader."
 _LAYOUT = "layout"
@@ -206,7 +205,6 @@ class StoredCheckpoint:
             self.description = Description.read(folder)
             self._reader = FileSystemReader(folder)
             self._metadata = self._reader.read_metadata()
-            self._reader.set_up_storage_reader(self._metadata, is_coordinator=False)
             self.tensors = {tensor.name: tensor for tensor in tensors_of(self._metadata)}
 
     def verify(self) -> None:
@@ -236,11 +234,9 @@ class StoredCheckpoint:
         """
         stored = self.tensors[name]
         whole = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
-        planner = PieceLoadPlanner([Piece(name, stored.shape, (0,) * whole.ndim, whole)])
+        piece = Piece(name, stored.shape, (0,) * whole.ndim, whole)
         with _whatever_its_bytes_raise(self.folder, name):
-            planner.set_up_planner({}, self._metadata, is_coordinator=False)
-            plan = self._reader.prepare_local_plan(planner.create_local_plan())
-            self._reader.read_data(plan, planner).wait()
+            read_pieces(self._reader, self._metadata, [piece])
         return whole
 
 

@@ -11,8 +11,8 @@ from torch.distributed.checkpoint import FileSystemReader
 from megatron_attnres.errors import InputError
 from megatron_attnres.optimizer.training_optimizer import TrainingOptimizer
 from megatron_attnres.parallel.agreement import same_error_on_all_ranks
-from megatron_attnres.training.checkpoints.description import Description
 from megatron_attnres.training.checkpoints.folders import (
+    LATEST,
     digests_in,
     folder_of,
     iterations_in,
@@ -20,10 +20,9 @@ from megatron_attnres.training.checkpoints.folders import (
     verify,
 )
 from megatron_attnres.training.checkpoints.pieces import StatePieces
-from megatron_attnres.training.checkpoints.plans import WEIGHTS, Piece, PieceLoadPlanner
+from megatron_attnres.training.checkpoints.plans import WEIGHTS, read_pieces
 
 AUTO = "auto"
-LATEST = "latest"
 
 
 def find_checkpoint(load: str, save: str | None) -> Path | None:
@@ -52,15 +51,25 @@ def load_training(
     folder: Path,
     pieces: StatePieces,
     optimizer: TrainingOptimizer,
+    steps: int,
     weights_only: bool,
 ) -> None:
-    """Fill master weights and moments, or the weights alone; model parameters follow."""
+    """Fill master weights and moments, or the weights alone; model parameters follow.
+
+    Args:
+        folder: the checkpoint.
+        pieces: of this rank.
+        optimizer: of this rank; goes on after ``steps`` updates.
+        steps: updates that the checkpoint's optimizer has made; 0 for the weights alone.
+        weights_only: leave the moments as they are.
+    """
     wanted = pieces.to_read()
     if weights_only:
         wanted = [piece for piece in wanted if piece.name.startswith(f"{WEIGHTS}.")]
     with same_error_on_all_ranks(), named(str(folder)):
-        _read(folder, wanted)
-    optimizer.continue_from(0 if weights_only else Description.read(folder).optimizer_steps)
+        reader = FileSystemReader(folder)
+        read_pieces(reader, reader.read_metadata(), wanted)
+    optimizer.continue_from(steps)
 
 
 def _newest_whole(save: str) -> Path | None:
@@ -85,17 +94,6 @@ def _verify_together(folder: Path, load: str) -> None:
         digests = digests_in(folder)
         names = sorted(digests)
         verify(folder, names[distributed.get_rank() :: distributed.get_world_size()], digests)
-
-
-def _read(folder: Path, pieces: list[Piece]) -> None:
-    """Without collectives: each rank reads what it holds from wherever it lies."""
-    reader = FileSystemReader(folder)
-    metadata = reader.read_metadata()
-    planner = PieceLoadPlanner(pieces)
-    planner.set_up_planner({}, metadata, is_coordinator=False)
-    reader.set_up_storage_reader(metadata, is_coordinator=False)
-    plan = reader.prepare_local_plan(planner.create_local_plan())
-    reader.read_data(plan, planner).wait()
 
 
 @contextmanager

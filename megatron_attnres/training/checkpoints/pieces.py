@@ -6,8 +6,7 @@ model's own parameters are its rounding), ``exp_avg.NAME`` and ``exp_avg_sq.NAME
 
 from collections.abc import Iterator, Sequence
 
-from torch import nn
-
+from megatron_attnres.optimizer.gradient_norm import counts_in_norm
 from megatron_attnres.optimizer.training_optimizer import StateSlice, TrainingOptimizer
 from megatron_attnres.parallel.groups import ParallelGroups
 from megatron_attnres.parallel.parameters import sharding_of
@@ -40,11 +39,14 @@ class StatePieces:
         self._groups = groups
 
     def to_write(self) -> list[Piece]:
-        """Every number of the whole model is in one rank's pieces, once."""
+        """Every number of the whole model is in one rank's pieces, once.
+
+        Of tensor-parallel replicas and tied copies, the one writes that counts in the norm.
+        """
         return [
             piece
             for held in self._optimizer.state_slices()
-            if self._writes(held.parameter)
+            if counts_in_norm(held.parameter, self._groups.tensor_rank)
             for piece in self._pieces(held, *self._share(held))
         ]
 
@@ -55,12 +57,6 @@ class StatePieces:
             for held in self._optimizer.state_slices()
             for piece in self._pieces(held, held.start, held.stop)
         ]
-
-    def _writes(self, parameter: nn.Parameter) -> bool:
-        """Whether nobody else writes it: the tied copy of the embedding is the first stage's."""
-        if getattr(parameter, "shared_copy", False):
-            return False
-        return sharding_of(parameter) is not None or self._groups.tensor_rank == 0
 
     def _share(self, held: StateSlice) -> tuple[int, int]:
         """Replicas share the writing."""

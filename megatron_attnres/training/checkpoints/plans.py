@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -96,9 +97,17 @@ class PieceLoadPlanner(DefaultLoadPlanner):
         return self._pieces[index.fqn, tuple(index.offset)].detach()
 
 
-def names_of(metadata: Metadata) -> set[str]:
-    """The whole tensors of a checkpoint."""
-    return set(metadata.state_dict_metadata)
+def read_pieces(reader: FileSystemReader, metadata: Metadata, pieces: Sequence[Piece]) -> None:
+    """Fill pieces in place, without collectives, from wherever their numbers lie.
+
+    Raises:
+        InputError: see ``PieceLoadPlanner``.
+    """
+    planner = PieceLoadPlanner(pieces)
+    planner.set_up_planner({}, metadata, is_coordinator=False)
+    reader.set_up_storage_reader(metadata, is_coordinator=False)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    reader.read_data(plan, planner).wait()
 
 
 def _write_item(piece: Piece) -> WriteItem:

@@ -66,7 +66,8 @@ class Resumable:
         if found is None:
             return TrainingState()
         description = self._check(found)
-        load_training(found, self._pieces, self._optimizer, loop.load_weights_only)
+        steps = 0 if loop.load_weights_only else description.optimizer_steps
+        load_training(found, self._pieces, self._optimizer, steps, loop.load_weights_only)
         if loop.load_weights_only:
             return TrainingState()
         self._scheduler.load_state_dict(description.scheduler)

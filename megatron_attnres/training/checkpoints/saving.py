@@ -24,6 +24,7 @@ from megatron_attnres.parallel.cpu import device
 from megatron_attnres.training.checkpoints.configuration import SaveConfig
 from megatron_attnres.training.checkpoints.description import DESCRIPTION, Description
 from megatron_attnres.training.checkpoints.folders import (
+    METADATA,
     WRITING,
     digest_of,
     folder_of,
@@ -181,11 +182,12 @@ class CheckpointSaver:
         """Rank 0's part; returns what went wrong."""
         try:
             writer = FileSystemWriter(save.writing)
+            # A copy: the writer adds where this save's files are.
             metadata = replace(self._metadata)
             writer.finish(metadata, [results for results, *_ in everyone])
             save.description.write(save.writing)
             digests = {name: digest for _, some, _ in everyone for name, digest in some.items()}
-            for name in (".metadata", DESCRIPTION):
+            for name in (METADATA, DESCRIPTION):
                 digests[name] = digest_of(save.writing / name)
             publish(save.writing, save.final, digests)
             rotate(self._config.folder, self._config.keep_last, self._config.keep_every)
@@ -213,12 +215,12 @@ class CheckpointSaver:
 def _memory_allows(pieces: list[Piece]) -> bool:
     """Whether every rank's host has room for copies of its ranks' pieces. Collective."""
     needed = sum(piece.tensor.nbytes for piece in pieces)
-    ranks = torch.tensor([needed], dtype=torch.int64, device=device())
-    distributed.all_reduce(ranks, distributed.ReduceOp.MAX)
+    largest = torch.tensor([needed], dtype=torch.int64, device=device())
+    distributed.all_reduce(largest, distributed.ReduceOp.MAX)
     free = psutil.virtual_memory().available
     on_host = max(1, torch.cuda.device_count() or distributed.get_world_size())
     fits = torch.tensor(
-        int(ranks.item() * on_host <= _SHARE_OF_FREE_MEMORY * free), device=device()
+        int(largest.item() * on_host <= _SHARE_OF_FREE_MEMORY * free), device=device()
     )
     distributed.all_reduce(fits, distributed.ReduceOp.MIN)
     return bool(fits.item())

@@ -67,7 +67,8 @@ class Run:
 
     def load(self, folder: Path, weights_only: bool = False) -> None:
         found = find_checkpoint(str(folder), None)
-        load_training(found, self.pieces, self.optimizer, weights_only)
+        steps = 0 if weights_only else Description.read(found).optimizer_steps
+        load_training(found, self.pieces, self.optimizer, steps, weights_only)
 
     def state(self) -> dict[str, Tensor]:
         """Every whole tensor, put together from what all ranks would write."""
