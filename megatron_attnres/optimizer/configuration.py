@@ -6,6 +6,7 @@ from typing import Literal
 Precision = Literal["fp32", "bf16", "fp64"]
 # Names of torch's data types, which need torch to be loaded.
 DATA_TYPES: dict[Precision, str] = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
+BYTES_PER_ELEMENT: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp64": 8}
 DecayStyle = Literal["constant", "linear", "cosine", "WSD"]
 WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
 

@@ -55,7 +55,7 @@ class ChunkBoundary:
     ) -> None:
         self.hop_in = plan.hops[chunk.index - 1] if chunk.index > 0 else None
         self.hop_out = plan.hops[chunk.index] if chunk.index < len(plan.hops) else None
-        self._chunk = chunk
+        self.chunk = chunk
         self._cache = cache
         self._relay = relay
         self._from_cache = plan.from_cache(chunk)
@@ -85,7 +85,7 @@ class ChunkBoundary:
         self._relay_on(sources | relayed)
         if self._fills_cache:
             for source, tensor in (sources | relayed).items():
-                self._cache.put(self._key(source), tensor, self._chunk.index)
+                self._cache.put(self._key(source), tensor, self.chunk.index)
         entered = {source: self._join(source, tensor) for source, tensor in sources.items()}
         for source, tensor in relayed.items():
             keep = bind(self._keep_relayed, self._microbatch, source)
@@ -93,10 +93,10 @@ class ChunkBoundary:
         statistics = [self._cache.noted(self._key(source)) for source in self._from_cache]
         for source in self._from_cache:
             key = self._key(source)
-            tensor = self._cache.read(key, self._chunk.index, last=self._is_last_reader)
+            tensor = self._cache.read(key, self.chunk.index, last=self._is_last_reader)
             entered[source] = KeepGradient.apply(packed, tensor, bind(self._cache.deposit, key))
         return Entered(
-            tuple(entered[source] for source in self._chunk.available),
+            tuple(entered[source] for source in self.chunk.available),
             partial_sum,
             tuple(takewhile(lambda statistic: statistic is not None, statistics)),
         )
@@ -117,17 +117,17 @@ class ChunkBoundary:
         Raises:
             RuntimeError: the state is not what the plan says.
         """
-        complete = {*self._chunk.available, *self._chunk.produced}
+        complete = {*self.chunk.available, *self.chunk.produced}
         if len(sources) != len(complete) or (partial_sum is not None) != self.hop_out.partial:
             raise RuntimeError(
-                f"chunk {self._chunk.index} ends with {len(sources)} sources and "
+                f"chunk {self.chunk.index} ends with {len(sources)} sources and "
                 f"{'a' if partial_sum is not None else 'no'} partial sum; the plan says "
                 f"{len(complete)} and {'a' if self.hop_out.partial else 'none'}"
             )
         leaving = list(sources)
         if self._fills_cache:
-            for source in self._chunk.produced:
-                self._cache.put(self._key(source), sources[source], self._chunk.index)
+            for source in self.chunk.produced:
+                self._cache.put(self._key(source), sources[source], self.chunk.index)
                 leaving[source] = self._join(source, sources[source])
             for source, statistic in enumerate(statistics):
                 self._cache.note(self._key(source), statistic)

@@ -19,7 +19,7 @@ from megatron_attnres.pipeline.messages import (
 from megatron_attnres.pipeline.plan import PipelinePlan
 from megatron_attnres.pipeline.relay import RelayExchange
 from megatron_attnres.pipeline.transfer import Transfer
-from megatron_attnres.pipeline.wire import Traffic, Wire
+from megatron_attnres.pipeline.wire import Traffic, TransferObserver, Wire
 
 
 class AttnResP2PCommunicator(P2PCommunicator):
@@ -49,6 +49,10 @@ class AttnResP2PCommunicator(P2PCommunicator):
         self._wire = wire
         self._relay = relay
         self._expected: dict[str, deque[Message]] = {}
+
+    def observe(self, observer: TransferObserver | None) -> None:
+        """Let someone see every transfer from now on; None ends it."""
+        self._wire.observe(observer)
 
     def begin_step(self, table: ScheduleTable, forward_only: bool) -> None:
         """Derive the step's messages, in order, from Megatron-Core's schedule table."""

@@ -19,6 +19,7 @@ from megatron_attnres.pipeline.plan import PipelinePlan
 
 Direction = Literal["forward", "backward"]
 LaneKind = Literal["critical", "relay"]
+Side = Literal["send", "receive"]
 ScheduleTable = Sequence[tuple[int, int]]
 
 

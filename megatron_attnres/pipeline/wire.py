@@ -1,13 +1,16 @@
 """Where tensors are handed to torch.distributed: posting, counting, completing."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, distributed
 
 from megatron_attnres.pipeline.lanes import Lanes
-from megatron_attnres.pipeline.messages import Direction, LaneKind, Message
+from megatron_attnres.pipeline.messages import Direction, LaneKind, Message, Side
 from megatron_attnres.pipeline.transfer import Transfer
 
 
@@ -29,6 +32,24 @@ class Traffic:
     def total(self, direction: Direction) -> int:
         """Bytes sent in one direction over all hops and lanes."""
         return sum(size for (way, _, _), size in self.bytes_sent.items() if way == direction)
+
+
+Post = Callable[[], distributed.Work]
+
+
+class TransferObserver(Protocol):
+    """Someone who wants to know of every transfer: the profiler."""
+
+    def posted(
+        self,
+        message: Message,
+        kind: LaneKind,
+        num_bytes: int,
+        side: Side,
+        post: Post,
+    ) -> distributed.Work:
+        """Post the transfer; the request that is returned is the one that is waited for."""
+        ...
 
 
 class Wire:
@@ -60,6 +81,11 @@ class Wire:
         self._device = device
         self._outbox: deque[Transfer] = deque()
         self._traffic = Traffic()
+        self._observer: TransferObserver | None = None
+
+    def observe(self, observer: TransferObserver | None) -> None:
+        """Let someone see every transfer from now on; None ends it."""
+        self._observer = observer
 
     def receive(self, message: Message, kind: LaneKind, entries: int) -> Transfer:
         """Post the receive of a stack of entries, [entries, s, b, h]."""
@@ -67,10 +93,9 @@ class Wire:
         peer = self._lanes.ranks[self._lanes.sender(message.direction, self._rank)]
         lane = self._lanes.receiving(kind, message.direction, self._rank)
 
-        def post() -> distributed.Work:
-            return distributed.irecv(buffer, peer, group=lane)
-
-        return Transfer(message, kind, peer, buffer, post, sending=False)
+        post = partial(distributed.irecv, buffer, peer, group=lane)
+        seen = self._in_sight(message, kind, buffer, "receive", post)
+        return Transfer(message, kind, peer, buffer, seen, sending=False)
 
     def send(self, message: Message, kind: LaneKind, tensor: Tensor, entries: int) -> None:
         """Post the send of a stack of entries.
@@ -89,11 +114,10 @@ class Wire:
         peer = self._lanes.ranks[self._lanes.receiver(message.direction, self._rank)]
         lane = self._lanes.sending(kind, message.direction, self._rank)
 
-        def post() -> distributed.Work:
-            return distributed.isend(payload, peer, group=lane)
-
-        transfer = Transfer(message, kind, peer, payload, post, sending=True)
-        self._traffic.count(message, kind, payload.numel() * payload.element_size())
+        post = partial(distributed.isend, payload, peer, group=lane)
+        seen = self._in_sight(message, kind, payload, "send", post)
+        transfer = Transfer(message, kind, peer, payload, seen, sending=True)
+        self._traffic.count(message, kind, payload.nbytes)
         self._drop_completed()
         self._outbox.append(transfer)
 
@@ -106,6 +130,14 @@ class Wire:
         """The bytes counted since the last call."""
         traffic, self._traffic = self._traffic, Traffic()
         return traffic
+
+    def _in_sight(
+        self, message: Message, kind: LaneKind, tensor: Tensor, side: Side, post: Post
+    ) -> Post:
+        """What posts a transfer, in sight of the observer if there is one."""
+        if self._observer is None:
+            return post
+        return partial(self._observer.posted, message, kind, tensor.nbytes, side, post)
 
     def _drop_completed(self) -> None:
         """Let go of the oldest sends that are over; later ones are looked at later."""

@@ -29,6 +29,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         _add_optimizer,
         _add_validation_and_logging,
         _add_checkpoints,
+        _add_profiling,
     ):
         add_group(parser)
     return parser.parse_args(argv)
@@ -301,4 +302,20 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
         "--exit-duration-minutes",
         type=float,
         help="after so long finish the iteration, save (with --save), exit with 0",
+    )
+
+
+def _add_profiling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("profiling")
+    add = group.add_argument
+    add(
+        "--profile-pipeline",
+        metavar="FROM:TO",
+        help="record what every stage computes, sends and waits for in these iterations, both "
+        "included",
+    )
+    add(
+        "--profile-pipeline-dir",
+        metavar="DIR",
+        help="where the recorded timelines, a Chrome trace, a report and pictures go",
     )

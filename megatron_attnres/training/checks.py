@@ -54,7 +54,7 @@ NOT_NEGATIVE = [
     "save_retries",
 ]
 OUTPUT_FILES = ["metrics_file", "summary_file"]
-OUTPUT_FOLDERS = ["save", "tensorboard_dir", "data_cache_path"]
+OUTPUT_FOLDERS = ["save", "tensorboard_dir", "data_cache_path", "profile_pipeline_dir"]
 
 
 def flag(name: str) -> str:
@@ -105,6 +105,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     if arguments.save_interval is not None and arguments.save is None:
         raise InputError(f"--save-interval {arguments.save_interval}: needs --save DIR")
     _check_checkpoints(arguments)
+    _check_profile(arguments)
     _check_outputs(arguments)
 
 
@@ -137,6 +138,27 @@ def _check_checkpoints(arguments: argparse.Namespace) -> None:
             raise InputError(f"--load {load}: needs --save DIR, where it looks")
     elif load is not None and not Path(load).is_dir():
         raise InputError(f"--load {load}: no such folder; give a folder made by --save")
+
+
+def _check_profile(arguments: argparse.Namespace) -> None:
+    window, folder = arguments.profile_pipeline, arguments.profile_pipeline_dir
+    if window is None:
+        if folder is not None:
+            raise InputError(f"--profile-pipeline-dir {folder}: needs --profile-pipeline FROM:TO")
+        return
+    if folder is None:
+        raise InputError(f"--profile-pipeline {window}: needs --profile-pipeline-dir DIR")
+    first, colon, last = window.partition(":")
+    numbers = colon and first.isdecimal() and last.isdecimal()
+    if not numbers or not 1 <= int(first) <= int(last) <= arguments.train_iters:
+        raise InputError(
+            f"--profile-pipeline {window}: must be two iterations FROM:TO from 1 to --train-iters "
+            f"{arguments.train_iters}, the first not after the last"
+        )
+    if arguments.pipeline_model_parallel_size == 1:
+        raise InputError(
+            f"--profile-pipeline {window}: --pipeline-model-parallel-size 1 has no hops to profile"
+        )
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:

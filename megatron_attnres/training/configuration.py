@@ -25,7 +25,7 @@ from megatron_attnres.training.blocks import block_size_of
 from megatron_attnres.training.checkpoints.configuration import SaveConfig
 from megatron_attnres.training.checks import check_arguments, check_run, required
 from megatron_attnres.training.launch import under_launcher
-from megatron_attnres.training.run_config import LoopConfig, RunConfig
+from megatron_attnres.training.run_config import LoopConfig, ProfileConfig, RunConfig
 
 
 def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
@@ -62,6 +62,7 @@ def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
         ),
         loop=_from_arguments(LoopConfig, arguments),
         save=_save(arguments),
+        profile=_profile(arguments),
         nproc_per_node=arguments.nproc_per_node,
         backend=arguments.distributed_backend,
         timeout_minutes=arguments.distributed_timeout_minutes,
@@ -98,6 +99,14 @@ def _save(arguments: argparse.Namespace) -> SaveConfig | None:
         arguments.keep_last,
         arguments.keep_every,
     )
+
+
+def _profile(arguments: argparse.Namespace) -> ProfileConfig | None:
+    """The iterations FROM:TO; ``check_arguments`` has seen that they are two numbers."""
+    if arguments.profile_pipeline is None:
+        return None
+    first, last = map(int, arguments.profile_pipeline.split(":"))
+    return ProfileConfig(first, last, arguments.profile_pipeline_dir)
 
 
 def _tokenizer(arguments: argparse.Namespace) -> TokenizerConfig:

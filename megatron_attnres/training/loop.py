@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from megatron_attnres.training.metrics import (
     mean_loss_of_batch,
     peak_memory,
 )
+from megatron_attnres.training.profiling import TrainingProfile
 from megatron_attnres.training.run_config import RunConfig
 from megatron_attnres.training.stopping import StopRequest
 
@@ -44,6 +46,7 @@ class TrainingLoop:
         data: micro-batches.
         resumable: saves.
         sinks: where metrics go; empty on the ranks that do not write.
+        profile: records steps; None where nothing is to be recorded.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class TrainingLoop:
         data: BatchSource,
         resumable: Resumable,
         sinks: Sinks,
+        profile: TrainingProfile | None,
     ) -> None:
         self._config = config
         self._groups = groups
@@ -66,6 +70,7 @@ class TrainingLoop:
         self._resumable = resumable
         self._saver = resumable.saver()
         self._sinks = sinks
+        self._profile = profile
         self._stop = StopRequest(
             STOP_SIGNALS if config.loop.save_on_signal else (), config.loop.exit_duration_minutes
         )
@@ -76,6 +81,8 @@ class TrainingLoop:
         iterators = self._iterators(self._data.training_batches(state.consumed_samples))
         stops = False
         while state.iteration < loop.train_iters and not stops:
+            if self._profile is not None:
+                self._profile.before(state.iteration + 1)
             metrics = self._iteration(state, iterators)
             if self._data.validation is not None and self._is_due(state, loop.eval_interval):
                 metrics = replace(metrics, validation_loss=self._validate())
@@ -83,6 +90,8 @@ class TrainingLoop:
             if self._saver is not None:
                 metrics = replace(metrics, save_pause_seconds=self._save(state, stops))
             self._sinks.write(metrics)
+            if self._profile is not None:
+                self._profile.after(state.iteration, stops)
 
     def _save(self, state: TrainingState, stops: bool) -> float | None:
         """Save if it is time, look after the save in flight. Seconds if one was begun."""
@@ -107,12 +116,13 @@ class TrainingLoop:
     ) -> IterationMetrics:
         """Forward, backward, finish gradients, update; advances the state."""
         start = time.perf_counter()
-        record = self._step.run(
-            forward_step,
-            iterators,
-            self._config.num_microbatches,
-            samples=self._data.samples_of_step(state.consumed_samples),
-        )
+        with self._recorded(state.iteration + 1):
+            record = self._step.run(
+                forward_step,
+                iterators,
+                self._config.num_microbatches,
+                samples=self._data.samples_of_step(state.consumed_samples),
+            )
         finish_gradients(self._step.chunks, self._groups.collection, main_gradient)
         learning_rate = current_learning_rate(self._optimizer)
         update = self._optimizer.step()
@@ -141,6 +151,9 @@ class TrainingLoop:
             peak_cached_sources=cached,
             update_skipped=update.skipped,
         )
+
+    def _recorded(self, iteration: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._profile is None else self._profile.step(iteration)
 
     def _validate(self) -> float:
         """Mean loss over ``--eval-iters`` global batches, nats per token."""

@@ -37,6 +37,7 @@ from megatron_attnres.training.metrics import (
     Sinks,
     TensorBoardFile,
 )
+from megatron_attnres.training.profiling import open_profile
 from megatron_attnres.training.run_config import RunConfig
 from megatron_attnres.training.summary import report
 
@@ -97,7 +98,8 @@ def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> Non
     history = History()
     with same_error_on_all_ranks():
         sinks = _sinks(config, state, history)
-    loop = TrainingLoop(config, groups, step, optimizer, scheduler, data, resumable, sinks)
+    profile = open_profile(config, step, groups)
+    loop = TrainingLoop(config, groups, step, optimizer, scheduler, data, resumable, sinks, profile)
     try:
         loop.run(state)
     finally:

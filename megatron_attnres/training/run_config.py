@@ -33,11 +33,26 @@ class LoopConfig:
 
 
 @dataclass(frozen=True)
+class ProfileConfig:
+    """Iterations whose pipeline steps are recorded.
+
+    Attributes:
+        first, last: both included.
+        folder: where timelines, trace and pictures go.
+    """
+
+    first: int
+    last: int
+    folder: str
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """A whole run.
 
     Attributes:
         save: how to save; None without ``--save``.
+        profile: what to record; None without ``--profile-pipeline``.
         nproc_per_node: ranks that this command starts itself; None under a launcher.
         backend: of torch.distributed; None picks by device.
         timeout_minutes: of every process group.
@@ -51,6 +66,7 @@ class RunConfig:
     data: DataConfig
     loop: LoopConfig
     save: SaveConfig | None
+    profile: ProfileConfig | None
     nproc_per_node: int | None
     backend: str | None
     timeout_minutes: float

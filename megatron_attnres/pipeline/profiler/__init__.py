@@ -1,0 +1,1 @@
+"""Measures a pipeline step: what every stage computes, sends and waits for, on one clock."""
