@@ -21,7 +21,7 @@ from torch import distributed
 from megatron_attnres.model.configuration import AttnResConfig, ModelConfig
 from megatron_attnres.parallel.layout import ParallelLayout
 from tests.distributed import GROUP_TIMEOUT, run_ranks
-from tests.layouts import Case, build, run_step
+from tests.layouts import Case, build, run_step, timeline_layout
 
 WARM_UP = 2
 
@@ -29,7 +29,6 @@ WARM_UP = 2
 def step_times(case: Case, rounds: int) -> dict[str, list[float]]:
     """Runs on every rank: seconds of every step, by whether it was profiled."""
     from megatron_attnres.pipeline.profiler.profiler import PipelineProfiler
-    from tests.pipeline.profiler.test_profiler import timeline_layout
 
     groups, step = build(case, torch.float32)
     profiler = PipelineProfiler(step, timeline_layout(case), torch.device("cpu"), GROUP_TIMEOUT)

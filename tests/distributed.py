@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.preload"])
@@ -25,12 +25,28 @@ _CONTEXT.set_forkserver_preload(["tests.preload"])
 GROUP_TIMEOUT = timedelta(seconds=60)
 
 
+class RankHost(Protocol):
+    """Where the ranks of a job live, if not simply on this machine."""
+
+    store_address: str
+
+    def enter(self, rank: int) -> None:
+        """Runs in the rank's process before it joins the job."""
+
+    def attach(self, rank: int, pid: int) -> None:
+        """Runs in the test process once the rank's process was started."""
+
+
 class RankError(AssertionError):
     """A rank raised, died or did not finish; carries the ranks' tracebacks."""
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = 300.0
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    timeout: float = 300.0,
+    host: RankHost | None = None,
 ) -> list[Any]:
     """Call ``function(*arguments)`` on every rank of a new gloo job and return the results.
 
@@ -40,6 +56,7 @@ def run_ranks(
         world_size: ranks.
         arguments: picklable, the same on every rank.
         timeout: seconds after which the ranks are killed.
+        host: where they live, picklable; None for this machine.
 
     Raises:
         RankError: with the traceback of every rank that failed.
@@ -49,7 +66,7 @@ def run_ranks(
     processes = [
         _CONTEXT.Process(
             target=_rank_main,
-            args=(function, arguments, rank, world_size, port, results, os.getpid()),
+            args=(function, arguments, rank, world_size, port, results, os.getpid(), host),
             daemon=True,
         )
         for rank in range(world_size)
@@ -57,6 +74,9 @@ def run_ranks(
     try:
         for process in processes:
             process.start()
+        if host is not None:
+            for rank, process in enumerate(processes):
+                host.attach(rank, process.pid)
         return _collect(processes, results, time.monotonic() + timeout)
     finally:
         for process in processes:
@@ -109,6 +129,7 @@ def _rank_main(
     port: int,
     results: Any,
     tester: int,
+    host: RankHost | None,
 ) -> None:
     import torch
     from torch import distributed
@@ -118,9 +139,13 @@ def _rank_main(
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
+        address = "127.0.0.1"
+        if host is not None:
+            host.enter(rank)
+            address = host.store_address
         _join(
             distributed.TCPStore(
-                "127.0.0.1", port, world_size, is_master=rank == 0, timeout=GROUP_TIMEOUT
+                address, port, world_size, is_master=rank == 0, timeout=GROUP_TIMEOUT
             ),
             rank,
             world_size,

@@ -15,6 +15,7 @@ from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.parallel.parameters import Sharding, sharding_of
 from megatron_attnres.pipeline.schedule import ScheduleConfig
 from megatron_attnres.pipeline.step import PipelineStep
+from megatron_attnres.pipeline.timeline.records import TimelineLayout
 from megatron_attnres.training.build import build_step, make_plan
 from megatron_attnres.training.forward_step import forward_step
 from tests.distributed import GROUP_TIMEOUT, restart_job
@@ -208,8 +209,7 @@ def gradients_of(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Te
 def planned_bytes(case: Case, groups: ParallelGroups, itemsize: int) -> dict[Any, int]:
     """What this rank sends in one step by the plan: (direction, hop, lane) -> bytes."""
     model, layout = case.model, case.layout
-    shards = layout.tensor if layout.sequence_parallel else 1
-    entry = model.seq_length // shards * case.micro_batch_size * model.hidden_size * itemsize
+    entry = entry_bytes(case, itemsize)
     sent = {}
     for hop in make_plan(model, layout, case.policy).hops:
         relayed = len(hop.relayed) if case.early_relay else 0
@@ -218,6 +218,29 @@ def planned_bytes(case: Case, groups: ParallelGroups, itemsize: int) -> dict[Any
                 if entries and sender % layout.pipeline == groups.pipeline_rank:
                     sent[direction, hop.index, lane] = entries * entry * case.num_microbatches
     return sent
+
+
+def timeline_layout(case: Case, dtype: torch.dtype = torch.float32) -> TimelineLayout:
+    """What timelines of a case say of its layout."""
+    plan = make_plan(case.model, case.layout, case.policy)
+    return TimelineLayout(
+        plan.layers_per_chunk,
+        plan.pipeline_size,
+        plan.block_size,
+        plan.policy,
+        case.early_relay,
+        case.num_microbatches,
+        case.microbatch_group or case.layout.pipeline,
+        case.overlap,
+        entry_bytes(case, dtype.itemsize),
+    )
+
+
+def entry_bytes(case: Case, itemsize: int) -> int:
+    """Of one entry."""
+    shards = case.layout.tensor if case.layout.sequence_parallel else 1
+    tokens = case.model.seq_length // shards * case.micro_batch_size
+    return tokens * case.model.hidden_size * itemsize
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:

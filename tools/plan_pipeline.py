@@ -2,6 +2,13 @@
 
 python tools/plan_pipeline.py --num-layers 8 --attn-res-block-size 4 \\
     --pipeline-model-parallel-size 4 --virtual-pipeline-model-parallel-size 2
+
+With --suggest: which virtual stages and blocks to take, by simulated steps (takes seconds).
+
+python tools/plan_pipeline.py --suggest --memory-per-rank 8 --num-layers 128 --hidden-size 8192 \\
+    --seq-length 8192 --micro-batch-size 1 --tensor-model-parallel-size 8 --sequence-parallel \\
+    --pipeline-model-parallel-size 16 --num-microbatches 64 --layer-forward-ms 5 \\
+    --bandwidth-between-nodes 50 --bandwidth-inside-node 400
 """
 
 import argparse
@@ -12,93 +19,98 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from megatron_attnres.commands import CommandParser, run_command, whole_number
+from megatron_attnres.analysis.predictions import flags
+from megatron_attnres.analysis.predictions.description import (
+    entry_size_of,
+    layout_of,
+    scenario_of,
+)
+from megatron_attnres.analysis.predictions.variants import candidates
+from megatron_attnres.commands import CommandParser, run_command
 from megatron_attnres.errors import InputError
-from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.pipeline.plan import PipelinePlan, even_layers
-from megatron_attnres.pipeline.plan_report import EntrySize, as_table, plan_report
+from megatron_attnres.pipeline.plan_report import as_table, plan_report
 from megatron_attnres.training.blocks import block_size_of
-from megatron_attnres.training.checks import check_chunks
+from megatron_attnres.training.checks import flag, required
 
-BYTES = {"fp32": 4, "bf16": 2}
-SIZES = ("seq_length", "micro_batch_size", "hidden_size")
+GIBI = 2**30
 
 
 def main(args: Sequence[str]) -> None:
-    """Read the flags, plan, print."""
-    arguments = _parser().parse_args(args)
-    plan, entry = _plan(arguments), _entry(arguments)
+    """Read the flags, plan or rank plans, print."""
+    parser, of_suggestion = _parser()
+    arguments = parser.parse_args(args)
+    if arguments.suggest:
+        _suggest(arguments)
+        return
+    for name in of_suggestion:
+        if getattr(arguments, name) is not None:
+            raise InputError(f"{flag(name)} {getattr(arguments, name)}: is for --suggest; add it")
+    plan, entry = _plan(arguments), entry_size_of(arguments)
     report = plan_report(plan, entry)
     print(json.dumps(report) if arguments.json else as_table(report, plan))
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser("Print what every hop of a pipeline carries, by policy.")
-    add = parser.add_argument_group("model").add_argument
-    add("--num-layers", type=whole_number(1), required=True, help="Transformer layers")
-    add("--attn-res-mode", choices=["baseline", "block", "full"], default="block")
-    add("--attn-res-num-blocks", type=int, metavar="N", help="number of blocks")
-    add("--attn-res-block-size", type=int, metavar="S", help="sublayers per block")
-    add = parser.add_argument_group("layout").add_argument
-    add("--pipeline-model-parallel-size", type=whole_number(1), default=1, help="stages P")
-    add(
-        "--virtual-pipeline-model-parallel-size",
-        type=whole_number(1),
-        default=1,
-        help="chunks per stage V",
+def _parser() -> tuple[CommandParser, list[str]]:
+    """The parser, and the keys of the flags that --suggest alone uses."""
+    parser = CommandParser(
+        "Print what every hop of a pipeline carries, by policy; or rank virtual stages and blocks "
+        "for a cluster."
     )
-    add(
-        "--pipeline-layers-per-chunk",
-        type=int,
-        nargs="+",
-        metavar="LAYERS",
-        help="layers of each chunk where they are not equal",
+    flags.add_block_flags(parser)
+    parser.add_argument(
+        "--attn-res-mode", choices=["baseline", "block", "full"], default="block", help="of a plan"
     )
-    add = parser.add_argument_group("sizes, for bytes (all three or none)").add_argument
-    add("--seq-length", type=whole_number(1), help="tokens per sample")
-    add("--micro-batch-size", type=whole_number(1), help="samples per micro-batch")
-    add("--hidden-size", type=whole_number(1), help="width h")
-    add("--precision", choices=sorted(BYTES), default="bf16", help="of activations")
-    add(
-        "--tensor-model-parallel-size",
-        type=whole_number(1),
-        default=1,
-        help="with --sequence-parallel: shards of the sequence",
-    )
-    add("--sequence-parallel", action=argparse.BooleanOptionalAction, default=False)
+    flags.add_layout_flags(parser)
+    flags.add_size_flags(parser, ", for bytes (all three or none)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
+    group = parser.add_argument_group("suggestion")
+    group.add_argument(
+        "--suggest",
+        action="store_true",
+        help="rank V and the number of blocks by the simulated step of cached with early relay, "
+        "from what the flags below say; those whose summaries do not fit come last",
+    )
+    memory = group.add_argument(
+        "--memory-per-rank",
+        type=flags.positive,
+        metavar="GiB",
+        help="memory of a rank that block summaries and partial sums may take",
+    )
+    return parser, [
+        memory.dest,
+        *flags.add_schedule_flags(parser),
+        *flags.add_compute_flags(parser),
+        *flags.add_cluster_flags(parser),
+    ]
 
 
 def _plan(arguments: argparse.Namespace) -> PipelinePlan:
-    given = arguments.pipeline_layers_per_chunk
-    layout = ParallelLayout(
-        pipeline=arguments.pipeline_model_parallel_size,
-        virtual_pipeline=arguments.virtual_pipeline_model_parallel_size,
-        layers_per_chunk=tuple(given) if given else None,
-    )
-    check_chunks(arguments.num_layers, layout)
+    layout = layout_of(arguments)
     layers = layout.layers_per_chunk or even_layers(arguments.num_layers, layout.num_chunks)
     block_size = block_size_of(arguments, 2 * arguments.num_layers)
     baseline = arguments.attn_res_mode == "baseline"
     return PipelinePlan(layers, layout.pipeline, None if baseline else block_size)
 
 
-def _entry(arguments: argparse.Namespace) -> EntrySize | None:
-    sizes = {name: getattr(arguments, name) for name in SIZES}
-    missing = [name for name, value in sizes.items() if value is None]
-    if len(missing) == len(SIZES):
-        return None
-    if missing:
-        flags = ", ".join("--" + name.replace("_", "-") for name in missing)
-        raise InputError(f"{flags} missing; bytes need all of them, entries none")
-    shards = arguments.tensor_model_parallel_size if arguments.sequence_parallel else 1
-    if arguments.seq_length % shards:
-        raise InputError(
-            f"--seq-length {arguments.seq_length}: must be divisible by "
-            f"--tensor-model-parallel-size {shards} under --sequence-parallel"
-        )
-    return EntrySize(**sizes, bytes_per_element=BYTES[arguments.precision], sequence_shards=shards)
+def _suggest(arguments: argparse.Namespace) -> None:
+    memory = required(arguments, "memory_per_rank", "in GiB") * GIBI
+    scenario = scenario_of(arguments)
+    scenarios = candidates(arguments, scenario)
+
+    # Only now: torch takes seconds to load.
+    from megatron_attnres.analysis.predictions.megatron_core import load_schedules
+
+    load_schedules()
+    from megatron_attnres.analysis.predictions import suggestion
+    from megatron_attnres.analysis.predictions.sweep import sweep
+
+    suggestions = suggestion.ranked(sweep(scenarios, naive=False), memory)
+    if arguments.json:
+        report = scenario.as_json() | {"suggestions": suggestion.as_json(suggestions)}
+        print(json.dumps(report))
+        return
+    print("\n".join(scenario.assumptions.lines()), "", suggestion.as_table(suggestions), sep="\n")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 import argparse
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from megatron_attnres.errors import InputError
+from megatron_attnres.output_files import check_output_file, check_output_folder
 from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.training.run_config import RunConfig
 
@@ -165,24 +165,11 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
     """Refuse at once what would else fail after hours of training. Makes nothing."""
     for name in OUTPUT_FILES:
         path = getattr(arguments, name)
-        if path is None:
-            continue
-        if Path(path).is_dir() or (Path(path).exists() and not os.access(path, os.W_OK)):
-            raise InputError(f"{flag(name)} {path}: cannot be written; give a writable file")
-        _check_writable(name, path, Path(path).parent)
+        check_output_file(flag(name), path)
     for name in OUTPUT_FOLDERS:
         path = getattr(arguments, name)
         if path is not None:
-            _check_writable(name, path, Path(path))
-
-
-def _check_writable(name: str, path: str, folder: Path) -> None:
-    """Refuse a folder that neither is writable nor can be made."""
-    nearest = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(
-            f"{flag(name)} {path}: {nearest} is no folder that can be written; give a path in one"
-        )
+            check_output_folder(flag(name), path, Path(path))
 
 
 def _check_attention_residual_flags(arguments: argparse.Namespace) -> None:

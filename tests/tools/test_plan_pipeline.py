@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from megatron_attnres.errors import InputError
+from tests.tools.simulator_flags import RIGHT, ROOT, tool, typed
+
 LAYOUT = [
     "--num-layers=8",
     "--attn-res-block-size=4",
@@ -112,6 +113,67 @@ def test_bad_layouts_are_one_line(arguments, words):
     assert answer.stdout == ""
     assert len(answer.stderr.splitlines()) == 1
     assert all(word in answer.stderr for word in words), answer.stderr
+
+
+SUGGEST = RIGHT | {"suggest": True, "memory-per-rank": 0.001}
+
+
+def test_virtual_stages_and_blocks_are_ranked_by_step_time():
+    report = json.loads(plan(*typed(SUGGEST), "--json").stdout)
+    suggestions = report["suggestions"]
+    assert {(one["virtual_size"], one["num_blocks"], one["block_size"]) for one in suggestions} == {
+        (virtual, blocks, 16 // blocks) for virtual in (1, 2) for blocks in (2, 4, 8, 16)
+    }
+    ranks = [(not one["fits"], one["step_seconds"]) for one in suggestions]
+    assert ranks == sorted(ranks)
+    for one in suggestions:
+        assert one["fits"] == (one["summary_bytes"] <= 0.001 * 2**30)
+        assert one["overhead"] > 0
+    assert {one["fits"] for one in suggestions} == {True, False}
+    assert report["assumptions"]["share_link"]["origin"] == "default"
+
+
+def test_a_suggestion_is_the_simulators_step(capsys):
+    cell = {"attn-res-num-blocks": 4, "virtual-pipeline-model-parallel-size": 2}
+    tool("simulate_pipeline")(typed(RIGHT | cell | {"json": True}))
+    cached = json.loads(capsys.readouterr().out)["policies"][4]
+    tool("plan_pipeline")(typed(SUGGEST | {"json": True}))
+    for one in json.loads(capsys.readouterr().out)["suggestions"]:
+        if (one["virtual_size"], one["num_blocks"]) == (2, 4):
+            assert one["step_seconds"] == cached["step_seconds"]
+            assert one["overhead"] == cached["overhead"]
+            assert one["summary_bytes"] == cached["peak_summary_bytes"]
+
+
+def test_suggestions_are_a_table_for_people(capsys):
+    tool("plan_pipeline")(typed(SUGGEST))
+    text = capsys.readouterr().out
+    assert "latency between nodes" in text
+    assert "summaries  fits" in text
+    assert text.count("  yes\n") + text.count("  no\n") == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"suggest": None}, ["--memory-per-rank 0.001", "--suggest"]),
+        ({"suggest": None, "memory-per-rank": None}, ["--num-microbatches 8", "--suggest"]),
+        ({"memory-per-rank": None}, ["--memory-per-rank is missing"]),
+        ({"memory-per-rank": 0}, ["--memory-per-rank", "above 0"]),
+        ({"attn-res-num-blocks": 4}, ["--attn-res-num-blocks 4", "--suggest chooses"]),
+        ({"virtual-pipeline-model-parallel-size": 2}, ["size 2", "--suggest chooses"]),
+        ({"pipeline-layers-per-chunk": [2, 2, 2, 2]}, ["chunk 2 2 2 2", "--suggest chooses"]),
+        ({"attn-res-mode": "full"}, ["--attn-res-mode full", "--suggest chooses"]),
+        ({"num-layers": 6}, ["--num-layers 6", "divisible"]),
+        ({"bandwidth-between-nodes": "nan"}, ["--bandwidth-between-nodes", "finite"]),
+    ],
+)
+def test_bad_suggestions_are_one_line(change, words):
+    with pytest.raises(InputError) as caught:
+        tool("plan_pipeline")(typed(SUGGEST | change))
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert all(word in message for word in words), message
 
 
 def test_it_loads_no_torch():

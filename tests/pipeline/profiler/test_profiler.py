@@ -10,12 +10,21 @@ from torch import distributed
 from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.pipeline.profiler.alignment import ROUND_TRIPS, read_clocks
 from megatron_attnres.pipeline.profiler.profiler import PipelineProfiler
+from megatron_attnres.pipeline.timeline.chrome_trace import chrome_trace
 from megatron_attnres.pipeline.timeline.parts import stage_parts
-from megatron_attnres.pipeline.timeline.records import TimelineLayout, stage_of
+from megatron_attnres.pipeline.timeline.records import stage_of
 from megatron_attnres.pipeline.timeline.report import timelines_report
 from megatron_attnres.training.build import make_plan
 from tests.distributed import GROUP_TIMEOUT, RankError, run_ranks
-from tests.layouts import Case, build, full_gradients, relative_error, run_step, small_model
+from tests.layouts import (
+    Case,
+    build,
+    full_gradients,
+    relative_error,
+    run_step,
+    small_model,
+    timeline_layout,
+)
 
 CASES = [
     Case(small_model(8), ParallelLayout(pipeline=4, virtual_pipeline=2), recompute="full"),
@@ -28,28 +37,14 @@ CASES = [
 ]
 
 
-def timeline_layout(case):
-    plan = make_plan(case.model, case.layout, case.policy)
-    shards = case.layout.tensor if case.layout.sequence_parallel else 1
-    return TimelineLayout(
-        plan.layers_per_chunk,
-        plan.pipeline_size,
-        plan.block_size,
-        plan.policy,
-        case.early_relay,
-        case.num_microbatches,
-        case.layout.pipeline,
-        case.overlap,
-        case.model.seq_length // shards * case.micro_batch_size * case.model.hidden_size * 8,
-    )
-
-
 def profiled(case):
     """Gradients without and with the profiler, what it saw, and each rank's own stopwatch."""
     groups, step = build(case, torch.float64)
     run_step(case, groups, step)
     plain = full_gradients(groups, step)
-    profiler = PipelineProfiler(step, timeline_layout(case), torch.device("cpu"), GROUP_TIMEOUT)
+    profiler = PipelineProfiler(
+        step, timeline_layout(case, torch.float64), torch.device("cpu"), GROUP_TIMEOUT
+    )
     profiler.begin()
     stopwatch = []
     for iteration in (1, 2):
@@ -134,6 +129,37 @@ def test_causes_come_before_effects(run):
             assert wait.stage == stage_of(wait.message, wait.side, size)
 
 
+# The paper's figure 3: P = 4, V = 2, blocks of two chunks; what each hop carries.
+FIGURE_3 = {
+    0: "b0 partial",
+    1: "b0 b1",
+    2: "b0 b1 partial",
+    3: "b1 b2",
+    4: "b2 partial",
+    5: "b2 b3",
+    6: "b3 partial",
+}
+
+
+@pytest.mark.parametrize("run", CASES[:1], indirect=True, ids=["P 4, V 2, S 4"])
+def test_the_trace_of_the_papers_figure_3(run):
+    case, timelines, _, _ = run
+    carried = {hop: len(entries.split()) for hop, entries in FIGURE_3.items()}
+    plan = make_plan(case.model, case.layout, "cached")
+    for hop in plan.hops:
+        names = [f"b{source}" for source in hop.sources] + ["partial"] * hop.partial
+        assert " ".join(names) == FIGURE_3[hop.index]
+    entries = dict.fromkeys(carried, 0)
+    for event in chrome_trace(timelines)["traceEvents"]:
+        if "transfer,critical,forward,send" in event.get("cat", "") or (
+            "transfer,relay,forward,send" in event.get("cat", "")
+        ):
+            hop = int(event["name"].split()[2].split("-")[0])
+            entries[hop] += event["args"]["bytes"] / timelines.layout.entry_bytes
+    steps_and_microbatches = len(timelines.steps) * case.num_microbatches
+    assert entries == {hop: count * steps_and_microbatches for hop, count in carried.items()}
+
+
 def test_gradients_are_the_same(run):
     # Data-parallel sums and all else run as before; the profiler only looks on.
     assert run[3] == 0.0
@@ -156,7 +182,9 @@ def test_clocks_that_are_seconds_apart_are_brought_together():
 def loses_a_peer(case):
     """Rank 1 dies when the profiled step begins."""
     groups, step = build(case, torch.float64)
-    profiler = PipelineProfiler(step, timeline_layout(case), torch.device("cpu"), GROUP_TIMEOUT)
+    profiler = PipelineProfiler(
+        step, timeline_layout(case, torch.float64), torch.device("cpu"), GROUP_TIMEOUT
+    )
     profiler.begin()
     if distributed.get_rank() == 1:
         os._exit(1)

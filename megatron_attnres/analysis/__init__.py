@@ -1,0 +1,1 @@
+"""What runs show, and what they would cost: read from results, no part of training."""

@@ -1,0 +1,1 @@
+"""Steps on clusters that need not be at hand: described by flags, predicted, compared."""
