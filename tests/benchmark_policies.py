@@ -19,10 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import distributed
 
-from megatron_attnres.model.configuration import AttnResConfig, ModelConfig
-from megatron_attnres.parallel.layout import ParallelLayout
 from tests.distributed import run_ranks
-from tests.layouts import Case, build, run_step
+from tests.layouts import Case, benchmark_case, build, run_step
 
 POLICIES = {
     "naive": {"policy": "naive", "early_relay": False},
@@ -64,19 +62,9 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=4)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    model = ModelConfig(
-        num_layers=arguments.layers,
-        hidden_size=arguments.hidden,
-        ffn_hidden_size=3 * arguments.hidden,
-        num_attention_heads=4,
-        num_query_groups=2,
-        kv_channels=arguments.hidden // 4,
-        vocab_size=512,
-        seq_length=128,
-        attn_res=AttnResConfig("block", arguments.block_size),
+    case = benchmark_case(
+        arguments.layers, arguments.hidden, arguments.ranks, arguments.virtual, arguments.block_size
     )
-    layout = ParallelLayout(1, arguments.ranks, arguments.virtual)
-    case = Case(model, layout, num_microbatches=2 * arguments.ranks)
     times = run_ranks(step_times, arguments.ranks, case, arguments.rounds, timeout=1200)[0]
     rows = {
         name: {

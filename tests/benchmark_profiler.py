@@ -18,10 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import distributed
 
-from megatron_attnres.model.configuration import AttnResConfig, ModelConfig
-from megatron_attnres.parallel.layout import ParallelLayout
 from tests.distributed import GROUP_TIMEOUT, run_ranks
-from tests.layouts import Case, build, run_step, timeline_layout
+from tests.layouts import Case, benchmark_case, build, run_step, timeline_layout
 
 WARM_UP = 2
 
@@ -57,19 +55,7 @@ def main() -> None:
     parser.add_argument("--virtual", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    model = ModelConfig(
-        num_layers=arguments.layers,
-        hidden_size=arguments.hidden,
-        ffn_hidden_size=3 * arguments.hidden,
-        num_attention_heads=4,
-        num_query_groups=2,
-        kv_channels=arguments.hidden // 4,
-        vocab_size=512,
-        seq_length=128,
-        attn_res=AttnResConfig("block", 4),
-    )
-    layout = ParallelLayout(1, arguments.ranks, arguments.virtual)
-    case = Case(model, layout, num_microbatches=2 * arguments.ranks)
+    case = benchmark_case(arguments.layers, arguments.hidden, arguments.ranks, arguments.virtual)
     times = run_ranks(step_times, arguments.ranks, case, arguments.rounds, timeout=1200)[0]
     ratios = [on / off for on, off in zip(times["on"], times["off"], strict=True)]
     result = {

@@ -79,6 +79,22 @@ def small_model(
     )
 
 
+def benchmark_case(layers: int, hidden: int, ranks: int, virtual: int, block_size: int = 4) -> Case:
+    """A model for timings, with twice as many micro-batches as stages."""
+    model = ModelConfig(
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_hidden_size=3 * hidden,
+        num_attention_heads=4,
+        num_query_groups=2,
+        kv_channels=hidden // 4,
+        vocab_size=512,
+        seq_length=128,
+        attn_res=AttnResConfig("block", block_size),
+    )
+    return Case(model, ParallelLayout(1, ranks, virtual), num_microbatches=2 * ranks)
+
+
 def build(
     case: Case, dtype: torch.dtype, groups: ParallelGroups | None = None
 ) -> tuple[ParallelGroups, PipelineStep]:

@@ -294,16 +294,27 @@ def _check_batches(config: RunConfig) -> None:
             f"--micro-batch-size {loop.micro_batch_size} x {layout.data} data-parallel ranks"
         )
     if layout.virtual_pipeline > 1:
-        _check_interleaving(config)
+        check_interleaving(
+            layout.pipeline,
+            config.num_microbatches,
+            config.schedule.microbatch_group_size,
+            f"--global-batch-size {loop.global_batch_size}: makes {config.num_microbatches} "
+            "micro-batches",
+        )
 
 
-def _check_interleaving(config: RunConfig) -> None:
-    """Megatron-Core's conditions on the interleaved schedule."""
-    stages, microbatches = config.layout.pipeline, config.num_microbatches
-    group = config.schedule.microbatch_group_size
-    batch = (
-        f"--global-batch-size {config.loop.global_batch_size}: makes {microbatches} micro-batches"
-    )
+def check_interleaving(stages: int, microbatches: int, group: int, batch: str) -> None:
+    """Refuse micro-batches that Megatron-Core's interleaved schedule does not take.
+
+    Args:
+        stages: P.
+        microbatches: M of one pipeline.
+        group: contiguous micro-batches of one virtual stage.
+        batch: the flag that says how many micro-batches there are, for the error.
+
+    Raises:
+        InputError: see above.
+    """
     if microbatches < stages:
         raise InputError(
             f"{batch}; the interleaved schedule needs at least {stages}, one per stage"

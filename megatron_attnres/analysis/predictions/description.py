@@ -14,7 +14,7 @@ from megatron_attnres.pipeline.simulator.network import Link, Network, node_of_s
 from megatron_attnres.pipeline.timeline.chunk_times import chunk_seconds
 from megatron_attnres.pipeline.timeline.timeline_file import read_timelines
 from megatron_attnres.training.blocks import block_size_of
-from megatron_attnres.training.checks import check_chunks, flag, required
+from megatron_attnres.training.checks import check_chunks, check_interleaving, flag, required
 
 GIGA, MICRO = 1e9, 1e-6
 ENTRY_SIZES = ("seq_length", "micro_batch_size", "hidden_size")
@@ -121,26 +121,9 @@ def check_microbatches(layout: ParallelLayout, microbatches: int, group: int) ->
     Raises:
         InputError: see above.
     """
-    stages = layout.pipeline
-    if layout.virtual_pipeline == 1:
-        return
-    if microbatches < stages:
-        raise InputError(
-            f"--num-microbatches {microbatches}: the interleaved schedule needs at least {stages}, "
-            "one per stage"
-        )
-    if not stages <= group <= microbatches:
-        raise InputError(
-            f"--microbatch-group-size-per-virtual-pipeline-stage {group}: must be from {stages} "
-            f"(stages) to {microbatches} (micro-batches)"
-        )
-    if 0 < microbatches % group < stages:
-        raise InputError(
-            f"--num-microbatches {microbatches}: in groups of {group} "
-            "(--microbatch-group-size-per-virtual-pipeline-stage) the last group has "
-            f"{microbatches % group}, which must be 0 or at least {stages}; use a multiple of "
-            f"{group}"
-        )
+    if layout.virtual_pipeline > 1:
+        batch = f"--num-microbatches {microbatches}"
+        check_interleaving(layout.pipeline, microbatches, group, batch)
 
 
 def _measured_scenario(arguments: argparse.Namespace) -> Scenario:
