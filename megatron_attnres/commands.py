@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -109,8 +110,8 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
-def whole_number(smallest: int) -> Callable[[str], int]:
-    """Return an argparse type: whole numbers of at least ``smallest``."""
+def whole_number(smallest: int, largest: int = 10**12) -> Callable[[str], int]:
+    """Return an argparse type: whole numbers from ``smallest`` to ``largest``."""
 
     def parse(text: str) -> int:
         try:
@@ -121,6 +122,8 @@ def whole_number(smallest: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(
                 f"{text!r} is not allowed, a whole number of at least {smallest} is"
             )
+        if number > largest:
+            raise argparse.ArgumentTypeError(f"{text[:40]} is not allowed, at most {largest:,} is")
         return number
 
     return parse
@@ -154,6 +157,11 @@ def run_command(main: Callable[[Sequence[str]], None]) -> NoReturn:
     signal.signal(signal.SIGTERM, end)
     try:
         main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has enough of it; Python would complain again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except InputError as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(EXIT_STATUS_BAD_INPUT)

@@ -16,12 +16,15 @@ def check_output_file(flag: str, path: str | None) -> None:
     if path is None:
         return
     target = Path(path)
-    if target.is_dir():
-        raise InputError(f"{flag} {path}: is a folder; give a file in it")
-    if target.exists():
-        if not os.access(target, os.W_OK):
-            raise InputError(f"{flag} {path}: cannot be written; give a writable file")
-        return
+    try:
+        if target.is_dir():
+            raise InputError(f"{flag} {path}: is a folder; give a file in it")
+        if target.exists():
+            if not os.access(target, os.W_OK):
+                raise InputError(f"{flag} {path}: cannot be written; give a writable file")
+            return
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise InputError(f"{flag} {path}: {error.strerror}; give a writable file") from None
     check_output_folder(flag, path, target.parent)
 
 

@@ -7,6 +7,7 @@ python tools/profile_pipeline.py runs/profile            # reports what a run ha
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from megatron_attnres.pipeline.timeline.output import (
 from megatron_attnres.pipeline.timeline.report import report_table, timelines_report
 from megatron_attnres.pipeline.timeline.timeline_file import read_timelines
 
+# The job knows what to do with them: stop its ranks, or save first (--save-on-signal).
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 TRAIN = Path(__file__).resolve().parent.parent / "pretrain_attnres.py"
 
 
@@ -33,18 +36,23 @@ def main(args: Sequence[str]) -> None:
     own, training_flags = _split(args)
     arguments = _parser().parse_args(own)
     folder = Path(arguments.folder)
+    try:
+        is_folder = folder.is_dir()
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise InputError(f"{folder}: {error.strerror}; give a folder or file") from None
     if training_flags is not None:
         _run(folder, arguments, training_flags)
+        is_folder = True
     elif arguments.profile_pipeline is not None:
         raise InputError(
             f"--profile-pipeline {arguments.profile_pipeline}: give the flags of the run after --"
         )
-    timelines = read_timelines(folder / TIMELINES if folder.is_dir() else folder)
+    timelines = read_timelines(folder / TIMELINES if is_folder else folder)
     if arguments.json:
         print(json.dumps(timelines_report(timelines)))
         return
     print(report_table(timelines))
-    if folder.is_dir():
+    if is_folder:
         print(f"\n{folder}: {TRACE} (for ui.perfetto.dev), {PICTURE}, {TIMELINES}, {REPORT}")
 
 
@@ -86,8 +94,7 @@ def _run(folder: Path, arguments: argparse.Namespace, training_flags: Sequence[s
         f"--profile-pipeline-dir={folder}",
     ]
     before = _written_at(folder)
-    # What the run prints goes beside the report, not into it.
-    status = subprocess.run(command, stdout=sys.stderr).returncode
+    status = _run_to_the_end(command)
     if status != 0:
         sys.exit(status)
     if _written_at(folder) == before:
@@ -95,6 +102,25 @@ def _run(folder: Path, arguments: argparse.Namespace, training_flags: Sequence[s
             f"--profile-pipeline {arguments.profile_pipeline}: the run recorded nothing; it went "
             "on after these iterations (--load) or ended before them"
         )
+
+
+def _run_to_the_end(command: Sequence[str]) -> int:
+    """Run the job; it gets the signals that reach this command, and is waited for."""
+    # What the run prints goes beside the report, not into it.
+    # In a session of its own: a terminal's Ctrl-C reaches it through here, once.
+    process = subprocess.Popen(command, stdout=sys.stderr, start_new_session=True)
+
+    def forward(number: int, frame: object) -> None:
+        process.send_signal(number)
+
+    previous = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    # As a shell reports a signal.
+    return status if status >= 0 else 128 - status
 
 
 def _written_at(folder: Path) -> int | None:

@@ -98,6 +98,8 @@ def _parser() -> CommandParser:
 def _check_outputs(arguments: argparse.Namespace, swept: Sequence[Scenario]) -> None:
     for name in OUTPUTS:
         check_output_file(f"--{name}", getattr(arguments, name))
+    if arguments.timeline is not None and arguments.timeline == arguments.trace:
+        raise InputError(f"--trace {arguments.trace}: is --timeline's file too; give another one")
     if arguments.plot is not None and not swept:
         raise InputError(
             f"--plot {arguments.plot}: draws --sweep-num-blocks or --sweep-virtual; give one"

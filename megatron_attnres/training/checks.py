@@ -53,6 +53,8 @@ NOT_NEGATIVE = [
     "seed",
     "save_retries",
 ]
+# Of two iterations; Python refuses to read numbers of thousands of digits.
+MOST_CHARACTERS = 40
 OUTPUT_FILES = ["metrics_file", "summary_file"]
 OUTPUT_FOLDERS = ["save", "tensorboard_dir", "data_cache_path", "profile_pipeline_dir"]
 
@@ -146,14 +148,14 @@ def _check_profile(arguments: argparse.Namespace) -> None:
         if folder is not None:
             raise InputError(f"--profile-pipeline-dir {folder}: needs --profile-pipeline FROM:TO")
         return
-    if folder is None:
+    if not folder:
         raise InputError(f"--profile-pipeline {window}: needs --profile-pipeline-dir DIR")
     first, colon, last = window.partition(":")
-    numbers = colon and first.isdecimal() and last.isdecimal()
+    numbers = colon and first.isdecimal() and last.isdecimal() and len(window) < MOST_CHARACTERS
     if not numbers or not 1 <= int(first) <= int(last) <= arguments.train_iters:
         raise InputError(
-            f"--profile-pipeline {window}: must be two iterations FROM:TO from 1 to --train-iters "
-            f"{arguments.train_iters}, the first not after the last"
+            f"--profile-pipeline {window[:MOST_CHARACTERS]}: must be two iterations FROM:TO from 1 "
+            f"to --train-iters {arguments.train_iters}, the first not after the last"
         )
     if arguments.pipeline_model_parallel_size == 1:
         raise InputError(

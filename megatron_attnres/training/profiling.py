@@ -1,5 +1,6 @@
 """``--profile-pipeline``: records the steps of some iterations and writes what they show."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from megatron_attnres.pipeline.plan_report import EntrySize
 from megatron_attnres.pipeline.profiler.profiler import PipelineProfiler
 from megatron_attnres.pipeline.step import PipelineStep
 from megatron_attnres.pipeline.timeline.output import write_outputs
-from megatron_attnres.pipeline.timeline.records import TimelineLayout
+from megatron_attnres.pipeline.timeline.records import TimelineLayout, Timelines
 from megatron_attnres.training.build import make_plan
 from megatron_attnres.training.run_config import ProfileConfig, RunConfig
 
@@ -86,8 +87,17 @@ class TrainingProfile:
         self._is_open = False
         timelines = self._profiler.end()
         if timelines is not None:
-            write_outputs(Path(self._config.folder), timelines)
-            tqdm.write(f"pipeline profile  {self._config.folder}")
+            self._write(timelines)
+
+    def _write(self, timelines: Timelines) -> None:
+        """A disk that is full, or a record that makes no sense, is no reason to stop training."""
+        folder = self._config.folder
+        try:
+            write_outputs(Path(folder), timelines)
+        except (OSError, ValueError) as error:
+            tqdm.write(f"--profile-pipeline-dir {folder}: not written: {error}", file=sys.stderr)
+        else:
+            tqdm.write(f"pipeline profile  {folder}")
 
     def _is_recorded(self, iteration: int) -> bool:
         return self._config.first <= iteration <= self._config.last

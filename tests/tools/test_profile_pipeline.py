@@ -1,7 +1,10 @@
 """The profiler as a user runs it: a job with real ranks, its files, and input that is wrong."""
 
 import json
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -102,12 +105,43 @@ def test_a_malformed_profile_is_refused_in_one_line(profile, tmp_path, name, con
 def test_what_cannot_be_recorded_is_refused(tmp_path, flags):
     for arguments, said in (
         ([str(tmp_path / "none")], "none: No such file"),
+        (["a" * 300], "File name too long"),
         ([str(tmp_path), "--profile-pipeline=1:2"], "after --"),
         ([str(tmp_path), "--", "--help"], "--profile-pipeline is missing"),
     ):
         answer = run(arguments, command=COMMAND)
         assert answer.status == 2, arguments
         assert said in answer.stderr and answer.stderr.count("\n") == 1
+
+
+def test_a_profile_that_cannot_be_written_does_not_stop_the_training(tmp_path, flags):
+    (tmp_path / "timelines.json").mkdir()
+    metrics = tmp_path / "metrics.jsonl"
+    training = flags | {"nproc-per-node": 2, "profile-pipeline": "1:2", "metrics-file": metrics}
+    answer = run(as_arguments(training | {"profile-pipeline-dir": tmp_path}))
+    assert answer.status == 0, answer.stderr
+    assert len(metrics.read_text().splitlines()) == flags["train-iters"]
+    assert f"--profile-pipeline-dir {tmp_path}: not written" in answer.stderr
+
+
+def test_a_signal_to_the_command_ends_the_job(tmp_path, flags):
+    metrics = tmp_path / "metrics.jsonl"
+    training = flags | {"nproc-per-node": 2, "train-iters": 100_000, "metrics-file": metrics}
+    command = [*COMMAND, tmp_path, "--profile-pipeline=1:2", "--", *as_arguments(training)]
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) != 0
+    finally:
+        process.kill()
+    written = metrics.read_text()
+    time.sleep(1.5)
+    assert metrics.read_text() == written, "no rank trains on"
 
 
 @pytest.mark.parametrize("window", ["3", "0:2", "3:2", "1:5", "a:b", "1:2:3"])
@@ -123,6 +157,8 @@ def test_a_window_that_is_none_is_refused(tmp_path, flags, window):
     ("changed", "said"),
     [
         ({"profile-pipeline": "1:2"}, "needs --profile-pipeline-dir"),
+        ({"profile-pipeline": "1:2", "profile-pipeline-dir": ""}, "needs --profile-pipeline-dir"),
+        ({"profile-pipeline": "1:" + 5000 * "9", "profile-pipeline-dir": "x"}, "two iterations"),
         ({"profile-pipeline-dir": "x"}, "needs --profile-pipeline FROM:TO"),
         (
             {

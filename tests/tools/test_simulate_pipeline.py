@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 
@@ -97,7 +98,7 @@ def test_nodes_decide_which_link_is_taken(main, capsys):
         return together, report["policies"][1]["step_seconds"]
 
     (one_node, fast), (apart, slow) = stages_together({}), stages_together({"ranks-per-node": 1})
-    assert (one_node, apart) == (4, 0)
+    assert (one_node, apart) == (3, 0)
     assert fast < slow
     assert stages_together({"data-parallel-size": 8}) == (0, slow)
 
@@ -171,6 +172,29 @@ def write_profile(folder, flags):
     return path
 
 
+def test_a_profile_without_any_time_is_refused(main, tmp_path):
+    from megatron_attnres.pipeline.timeline.records import (
+        ComputeSpan,
+        StageSpan,
+        StepTimeline,
+        TimelineLayout,
+        Timelines,
+    )
+    from megatron_attnres.pipeline.timeline.timeline_file import write_timelines
+
+    computes = tuple(
+        ComputeSpan(stage, direction, stage, 0, 0.0, 0.0)
+        for stage in (0, 1)
+        for direction in ("forward", "backward")
+    )
+    step = StepTimeline(1, (0, 1), (StageSpan(0.0, 0.0),) * 2, computes, (), ())
+    layout = TimelineLayout((1, 1), 2, 1, "cached", True, 1, 2, True, 1)
+    path = tmp_path / "zero.json"
+    write_timelines(path, Timelines(layout, (step,)))
+    with pytest.raises(InputError, match=r"zero\.json: no computation took any time"):
+        main(typed({"compute-from": path, **CLUSTER}))
+
+
 def tool_parser():
     import runpy
 
@@ -188,6 +212,11 @@ def tool_parser():
         ({"latency-between-nodes": "-1"}, ["--latency-between-nodes", "'-1'", "at least 0"]),
         ({"latency-inside-node": "nan"}, ["--latency-inside-node", "'nan'"]),
         ({"ranks-per-node": 0}, ["--ranks-per-node", "at least 1"]),
+        ({"num-microbatches": 10**8}, ["--num-microbatches 100000000", "at most 20,000,000"]),
+        ({"hidden-size": 10**400}, ["--hidden-size", "at most 1,000,000,000,000"]),
+        ({"num-layers": 10**9}, ["--num-layers", "at most 100,000"]),
+        ({"timeline": "a" * 300}, ["--timeline aaa", "File name too long"]),
+        ({"timeline": "x.png", "trace": "x.png"}, ["--trace x.png", "another one"]),
         ({"depth-attention-share": "-0.1"}, ["--depth-attention-share", "at least 0"]),
         ({"num-layers": None}, ["--num-layers is missing"]),
         ({"num-layers": 6}, ["--num-layers 6", "divisible by", "= 4"]),
@@ -276,6 +305,17 @@ def test_what_is_wrong_is_named_in_one_line(main, change, words):
     message = str(caught.value)
     assert len(message.splitlines()) == 1
     assert all(word in message for word in words), message
+
+
+def test_output_that_nobody_reads_is_no_error(tmp_path):
+    """``simulate_pipeline.py ... | head -1`` ends without a traceback."""
+    command = [sys.executable, str(ROOT / "tools" / "simulate_pipeline.py"), *typed(RIGHT)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_an_unknown_key_of_a_file_is_named(main, tmp_path):

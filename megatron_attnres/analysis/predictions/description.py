@@ -27,6 +27,8 @@ OF_PROFILE = (
     *("ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
     *("padded_vocab_size", "recompute_granularity"),
 )
+# Forwards and backwards of one step; more would be played for hours.
+MOST_COMPUTATIONS = 20_000_000
 NOT_SIMULATED = "communication of tensor and data parallelism, optimizer step, data loading"
 
 
@@ -116,11 +118,17 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
 
 
 def check_microbatches(layout: ParallelLayout, microbatches: int, group: int) -> None:
-    """Refuse micro-batches that Megatron-Core's interleaved schedule does not take.
+    """Refuse micro-batches that Megatron-Core's schedule does not take, or far too many.
 
     Raises:
         InputError: see above.
     """
+    computations = 2 * layout.num_chunks * microbatches
+    if computations > MOST_COMPUTATIONS:
+        raise InputError(
+            f"--num-microbatches {microbatches}: with {layout.num_chunks} chunks a step has "
+            f"{computations:,} forwards and backwards; at most {MOST_COMPUTATIONS:,} are simulated"
+        )
     if layout.virtual_pipeline > 1:
         batch = f"--num-microbatches {microbatches}"
         check_interleaving(layout.pipeline, microbatches, group, batch)
@@ -137,6 +145,8 @@ def _measured_scenario(arguments: argparse.Namespace) -> Scenario:
         seconds = chunk_seconds(timelines)
     except ValueError as error:
         raise InputError(f"--compute-from {path}: {error}") from None
+    if not any((*seconds.forward, *seconds.backward)):
+        raise InputError(f"--compute-from {path}: no computation took any time; give another one")
     profiled = timelines.layout
     layout = ParallelLayout(
         tensor=arguments.tensor_model_parallel_size or 1,
@@ -146,6 +156,10 @@ def _measured_scenario(arguments: argparse.Namespace) -> Scenario:
         layers_per_chunk=profiled.layers_per_chunk,
     )
     _check_stages(layout)
+    try:
+        check_microbatches(layout, profiled.num_microbatches, profiled.microbatch_group_size)
+    except InputError as error:
+        raise InputError(f"--compute-from {path}: its layout cannot be: {error}") from None
     assumptions = Assumptions()
     assumptions.note("compute_times", f"medians of {path}", origin="profile")
     assumptions.note(
@@ -199,8 +213,11 @@ def _network(
     per_node = assumptions.take(arguments, "ranks_per_node", "ranks")
     assumptions.take(arguments, "data_parallel_size", "pipelines")
     nodes = node_of_stages(layout.pipeline, per_node, layout.tensor, layout.data)
-    hops_inside = sum(one == other for one, other in zip(nodes, nodes[1:] + nodes[:1], strict=True))
-    assumptions.note("neighbouring_stages_on_one_node", hops_inside, f"of {layout.pipeline}")
+    # The ring closes only where there are virtual stages.
+    following = nodes[1:] + (nodes[:1] if layout.virtual_pipeline > 1 else ())
+    neighbours = list(zip(nodes, following, strict=False))
+    hops_inside = sum(one == other for one, other in neighbours)
+    assumptions.note("neighbouring_stages_on_one_node", hops_inside, f"of {len(neighbours)}")
 
     def link(place: str) -> Link:
         bandwidth = assumptions.take(arguments, f"bandwidth_{place}", "GB/s per rank, each way")

@@ -9,6 +9,7 @@ import math
 
 from megatron_attnres.commands import CommandParser, whole_number
 
+MOST_LAYERS = 100_000
 # Beyond these no quantity here is one, and times would leave the range of floats.
 _LEAST, _MOST = 1e-12, 1e15
 
@@ -38,7 +39,7 @@ def add_block_flags(parser: CommandParser, *, num_layers_required: bool = True) 
     add = parser.add_argument_group("model").add_argument
     add(
         "--num-layers",
-        type=whole_number(1),
+        type=whole_number(1, MOST_LAYERS),
         required=num_layers_required,
         help="Transformer layers (two sublayers each)",
     )
@@ -56,13 +57,13 @@ def add_layout_flags(parser: CommandParser) -> None:
     add = parser.add_argument_group("layout").add_argument
     add(
         "--pipeline-model-parallel-size",
-        type=whole_number(1),
+        type=whole_number(1, MOST_LAYERS),
         metavar="P",
         help="stages; 1 if not given",
     )
     add(
         "--virtual-pipeline-model-parallel-size",
-        type=whole_number(1),
+        type=whole_number(1, MOST_LAYERS),
         metavar="V",
         help="chunks per stage; 1 if not given",
     )

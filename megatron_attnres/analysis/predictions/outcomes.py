@@ -4,6 +4,8 @@ import gc
 import os
 import signal
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import NamedTuple
 
@@ -100,8 +102,17 @@ def outcomes_of(jobs: Sequence[Job]) -> dict[Job, Outcome]:
         # The schedules stay for good: no later search for garbage, the one at exit included, needs
         # to look at them.
         gc.freeze()
-        with get_context("fork").Pool(processes, _start_worker, (distinct,)) as pool:
-            found = pool.imap(_outcome_of_index, range(len(distinct)))
+        # Not multiprocessing's Pool, which waits for ever for what a killed process was to do.
+        with ProcessPoolExecutor(
+            processes, get_context("fork"), _start_worker, (distinct,)
+        ) as pool:
+            try:
+                found = list(pool.map(_outcome_of_index, range(len(distinct))))
+            except BrokenProcessPool:
+                raise InputError(
+                    "a process that predicted steps was killed, perhaps for want of memory; give "
+                    "fewer micro-batches, chunks or sweep points"
+                ) from None
             return dict(zip(distinct, found, strict=True))
 
 

@@ -4,11 +4,12 @@
 """
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
 SHOWN_CHARACTERS = 40
+# Whole numbers and seconds beyond these are no sizes and no times.
+MOST_WHOLE, MOST_SECONDS = 2**53, 1e12
 
 
 class WrongContent(ValueError):
@@ -51,15 +52,17 @@ def read_row(value: Any, where: str, columns: int) -> list[Any]:
     return row
 
 
-def read_whole(value: Any, where: str, smallest: int) -> int:
+def read_whole(value: Any, where: str, smallest: int, largest: int = MOST_WHOLE) -> int:
     """A whole number.
 
     Raises:
-        WrongContent: no whole number, or one below ``smallest``.
+        WrongContent: no whole number, or one below ``smallest`` or above ``largest``.
     """
     # Not isinstance: true is an int.
     if type(value) is not int or value < smallest:
         raise WrongContent(f"{where} is {_shown(value)}, not a whole number of at least {smallest}")
+    if value > largest:
+        raise WrongContent(f"{where} is {_shown(value)}; at most {largest} is allowed")
     return value
 
 
@@ -92,13 +95,10 @@ def read_seconds(value: Any, where: str) -> float:
     """A time.
 
     Raises:
-        WrongContent: no number, or one that is not finite.
+        WrongContent: no number, or one beyond all times.
     """
-    try:
-        if type(value) in (int, float) and math.isfinite(value):
-            return float(value)
-    except OverflowError:
-        pass
+    if type(value) in (int, float) and abs(value) <= MOST_SECONDS:
+        return float(value)
     raise WrongContent(f"{where} is {_shown(value)}, not a finite number of seconds")
 
 

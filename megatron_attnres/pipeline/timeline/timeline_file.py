@@ -44,6 +44,8 @@ from megatron_attnres.pipeline.timeline.records import (
     stage_of,
 )
 
+# Of one chunk.
+MOST_LAYERS = 100_000
 FORMAT = "megatron_attnres timelines"
 VERSION = 1
 
@@ -153,7 +155,9 @@ def _layout(content: Any) -> TimelineLayout:
 def _layers_per_chunk(value: Any) -> tuple[int, ...]:
     where = "layout.layers_per_chunk"
     chunks = read_list(value, where)
-    layers = tuple(read_whole(n, f"{where}[{index}]", 0) for index, n in enumerate(chunks))
+    layers = tuple(
+        read_whole(n, f"{where}[{index}]", 0, MOST_LAYERS) for index, n in enumerate(chunks)
+    )
     if sum(layers) == 0:
         raise WrongContent(f"{where} has no layers")
     return layers

@@ -1,5 +1,6 @@
 """Rows of the comparison and the sweep, against what they are made of."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -80,6 +81,17 @@ def test_depth_attention_is_paid_where_it_is_used():
 def test_several_processes_find_what_one_does(rows, monkeypatch):
     monkeypatch.setattr(outcomes, "_FEW", 0)
     assert comparison.compare(SCENARIO, ("block", "full")) == rows
+
+
+def die(index):
+    os._exit(9)
+
+
+def test_a_process_that_is_killed_is_said_and_not_waited_for(monkeypatch):
+    monkeypatch.setattr(outcomes, "_FEW", 0)
+    monkeypatch.setattr(outcomes, "_outcome_of_index", die)
+    with pytest.raises(InputError, match="a process that predicted steps was killed"):
+        comparison.compare(SCENARIO, ("block",))
 
 
 def test_a_schedule_that_megatron_core_refuses_is_bad_input():
