@@ -254,8 +254,8 @@ FLAGS = {
     ),
     # Outputs and checkpoints.
     "metrics in a file": ({"metrics-file": "setup.py/m"}, "--metrics-file setup.py/m", "folder"),
-    "metrics over a folder": ({"metrics-file": "tests"}, "--metrics-file tests", "writable file"),
-    "summary over a folder": ({"summary-file": "tests"}, "--summary-file tests", "writable file"),
+    "metrics over a folder": ({"metrics-file": "tests"}, "--metrics-file tests", "is a folder"),
+    "summary over a folder": ({"summary-file": "tests"}, "--summary-file tests", "is a folder"),
     "save into a file": ({"save": "setup.py"}, "--save setup.py", "written"),
     "save below a file": ({"save": "setup.py/a/b"}, "--save setup.py/a/b", "written"),
     "events in a file": ({"tensorboard-dir": "setup.py"}, "--tensorboard-dir setup.py", "written"),
