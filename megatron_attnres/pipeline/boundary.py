@@ -177,11 +177,6 @@ def packed_sources(hop: HopPlan, early_relay: bool) -> tuple[int, ...]:
     return hop.critical if early_relay else hop.sources
 
 
-def packed_entries(hop: HopPlan, early_relay: bool) -> int:
-    """Entries of the schedule's tensor, the partial sum included."""
-    return len(packed_sources(hop, early_relay)) + hop.partial
-
-
 def pack(
     sources: Sequence[Tensor], partial_sum: Tensor | None, hop: HopPlan, early_relay: bool
 ) -> Tensor:

@@ -6,7 +6,6 @@ from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from torch import Tensor, distributed
 
-from megatron_attnres.pipeline.boundary import packed_entries
 from megatron_attnres.pipeline.messages import (
     Direction,
     Message,
@@ -15,6 +14,7 @@ from megatron_attnres.pipeline.messages import (
     backward_sends,
     forward_receives,
     forward_sends,
+    lane_entries,
 )
 from megatron_attnres.pipeline.plan import PipelinePlan
 from megatron_attnres.pipeline.relay import RelayExchange
@@ -135,4 +135,4 @@ class AttnResP2PCommunicator(P2PCommunicator):
         return messages.popleft()
 
     def _entries(self, message: Message) -> int:
-        return packed_entries(self.plan.hops[message.hop], self._relay is not None)
+        return lane_entries(self.plan.hops[message.hop], "critical", self._relay is not None)

@@ -15,7 +15,7 @@ of the critical messages with those left out that relay nothing.
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from megatron_attnres.pipeline.plan import PipelinePlan
+from megatron_attnres.pipeline.plan import HopPlan, PipelinePlan
 
 Direction = Literal["forward", "backward"]
 LaneKind = Literal["critical", "relay"]
@@ -41,6 +41,15 @@ class Message(NamedTuple):
         if self.direction == "backward":
             start, end = end, start
         return f"{self.direction} hop {start}-{end} of micro-batch {self.microbatch}"
+
+
+def lane_entries(hop: HopPlan, kind: LaneKind, early_relay: bool) -> int:
+    """Entries of one message over a hop, the partial sum included; 0 where the lane carries none.
+
+    Without early relay the critical lane carries all of them.
+    """
+    relayed = len(hop.relayed) if early_relay else 0
+    return relayed if kind == "relay" else hop.entries - relayed
 
 
 def forward_sends(plan: PipelinePlan, rank: int, table: ScheduleTable) -> list[Message]:

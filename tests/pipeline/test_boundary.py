@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from megatron_attnres.pipeline.boundary import (
     ChunkBoundary,
     pack,
-    packed_entries,
     packed_sources,
     unpack,
 )
 from megatron_attnres.pipeline.cache import BlockCache
+from megatron_attnres.pipeline.messages import lane_entries
 from megatron_attnres.pipeline.plan import HopPlan, PipelinePlan
 
 SHAPE = (3, 2, 4)
@@ -27,7 +27,9 @@ def hop_of(held, relayed, critical, partial):
 sizes = st.integers(0, 4)
 hops = st.builds(hop_of, sizes, sizes, sizes, st.booleans())
 # A chunk completes a source or ends inside a block: the schedules' tensor is never empty.
-crossings = st.tuples(hops, st.booleans()).filter(lambda crossing: packed_entries(*crossing))
+crossings = st.tuples(hops, st.booleans()).filter(
+    lambda crossing: lane_entries(crossing[0], "critical", crossing[1])
+)
 
 
 def state_of(hop):
@@ -42,8 +44,8 @@ def state_of(hop):
 def test_early_relay_takes_the_relayed_sources_out_of_the_packing(hop):
     assert packed_sources(hop, early_relay=False) == hop.sources
     assert packed_sources(hop, early_relay=True) == hop.critical
-    assert packed_entries(hop, early_relay=False) == hop.entries
-    assert packed_entries(hop, early_relay=True) == hop.entries - len(hop.relayed)
+    assert lane_entries(hop, "critical", early_relay=False) == hop.entries
+    assert lane_entries(hop, "critical", early_relay=True) == hop.entries - len(hop.relayed)
 
 
 @given(crossings)
@@ -51,7 +53,7 @@ def test_a_state_comes_back_from_its_packing(crossing):
     hop, early_relay = crossing
     sources, partial = state_of(hop)
     packed = pack(sources, partial, hop, early_relay)
-    assert packed.shape == (packed_entries(hop, early_relay), *SHAPE)
+    assert packed.shape == (lane_entries(hop, "critical", early_relay), *SHAPE)
     back, partial_back = unpack(packed, hop, early_relay)
     assert tuple(back) == packed_sources(hop, early_relay)
     assert all(torch.equal(tensor, sources[source]) for source, tensor in back.items())

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from megatron_attnres.pipeline.messages import Direction, LaneKind, Message
+from megatron_attnres.pipeline.messages import Direction, LaneKind, Message, lane_entries
 from megatron_attnres.pipeline.plan import PipelinePlan, Policy
 from megatron_attnres.pipeline.simulator.engine import Simulation
-from megatron_attnres.pipeline.simulator.network import Network, free_network
+from megatron_attnres.pipeline.simulator.network import Network
 from megatron_attnres.pipeline.simulator.operations import Operation, with_relay
 from megatron_attnres.pipeline.simulator.schedule import ScheduleSizes, pipeline_operations
 from megatron_attnres.pipeline.timeline.records import StepTimeline
@@ -70,11 +70,6 @@ def predict_seconds(workload: Workload, payload: Payload, network: Network) -> f
     return _simulation(workload, payload, network).run_to_end()
 
 
-def predict_without_communication(workload: Workload) -> StepTimeline:
-    """The step's timeline where transfers take no time: compute and the schedule's bubble."""
-    return predict(workload, Payload(None), free_network(workload.schedule.pipeline_size))
-
-
 def peak_summary_entries(workload: Workload, payload: Payload) -> int:
     """Most entries that a rank holds at once, of all its micro-batches in flight.
 
@@ -105,8 +100,7 @@ def _simulation(workload: Workload, payload: Payload, network: Network) -> Simul
         programs = tuple(with_relay(program, plan) for program in programs)
 
     def message_bytes(message: Message, kind: LaneKind) -> int:
-        hop = plan.hops[message.hop]
-        relayed = len(hop.relayed) if payload.early_relay else 0
-        return (relayed if kind == "relay" else hop.entries - relayed) * workload.entry_bytes
+        entries = lane_entries(plan.hops[message.hop], kind, payload.early_relay)
+        return entries * workload.entry_bytes
 
     return Simulation(programs, network, workload.seconds_of, message_bytes)

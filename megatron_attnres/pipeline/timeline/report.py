@@ -7,8 +7,7 @@ from itertools import product
 from statistics import fmean, median
 from typing import Any, get_args
 
-from megatron_attnres.pipeline.messages import Direction, LaneKind
-from megatron_attnres.pipeline.plan import HopPlan
+from megatron_attnres.pipeline.messages import Direction, LaneKind, lane_entries
 from megatron_attnres.pipeline.timeline.parts import (
     HopTotals,
     hop_totals,
@@ -49,7 +48,7 @@ def timelines_report(timelines: Timelines) -> dict[str, Any]:
 def planned_bytes(layout: TimelineLayout) -> dict[HopLane, int]:
     """Bytes of one step by (hop, direction, kind); lanes that carry nothing are left out."""
     planned = {
-        (hop.index, direction, kind): _entries(hop, kind, layout.early_relay)
+        (hop.index, direction, kind): lane_entries(hop, kind, layout.early_relay)
         * layout.entry_bytes
         * layout.num_microbatches
         for hop in layout.plan.hops
@@ -74,13 +73,6 @@ def report_table(timelines: Timelines) -> str:
             *_stage_lines(report["steps"]),
         )
     )
-
-
-def _entries(hop: HopPlan, kind: LaneKind, early_relay: bool) -> int:
-    """Entries of one message."""
-    if kind == "relay":
-        return len(hop.relayed) if early_relay else 0
-    return hop.critical_entries if early_relay else hop.entries
 
 
 def _step_report(
