@@ -58,12 +58,19 @@ def test_the_report_has_the_recorded_steps_and_the_plans_bytes(profile):
         assert seen == metrics[1][f"p2p_bytes_{direction}"] > 0
 
 
-def test_a_step_is_no_longer_than_the_iteration(profile):
+def test_rank_0s_own_step_lies_within_its_iteration(profile):
+    """Other ranks may enter an iteration before rank 0, whose clock takes ``step_seconds``."""
     folder, answer = profile
-    steps = json.loads(answer.stdout)["steps"]
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for step in steps:
-        assert 0 < step["seconds"] <= metrics[step["iteration"] - 1]["step_seconds"] + 1e-2
+    own_seconds = {
+        step["iteration"]: stage["seconds"] - stage["idle"]
+        for step in json.loads(answer.stdout)["steps"]
+        for stage in step["stages"]
+        if stage["rank"] == 0
+    }
+    assert own_seconds.keys() == {2, 3}
+    for iteration, seconds in own_seconds.items():
+        assert 0 < seconds <= metrics[iteration - 1]["step_seconds"]
 
 
 def test_all_files_are_written_and_the_trace_has_every_rank(profile):
