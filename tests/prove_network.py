@@ -1,6 +1,6 @@
 """Step time of the pipeline policies over a slow network: every rank behind a limited link.
 
-python tests/prove_network.py --virtual 2 1 --rates 115 28.75
+python tests/prove_network.py --virtual 2 1 --rates 100 25
 
 Needs root: see tests/namespaces.py. Every rank computes at the same fixed speed. Every round runs
 one training step of each policy in turn; timed is the pipeline step alone, from a barrier until
@@ -36,9 +36,10 @@ from megatron_attnres.pipeline.profiler.profiler import PipelineProfiler
 from megatron_attnres.pipeline.schedule import ScheduleConfig
 from megatron_attnres.pipeline.step import PipelineStep
 from megatron_attnres.pipeline.timeline.records import Timelines
+from megatron_attnres.pipeline.wire import Traffic
 from megatron_attnres.training.build import build_step
 from megatron_attnres.training.forward_step import forward_step
-from megatron_attnres.training.metrics import bytes_of_all_ranks, mean_loss_of_batch
+from megatron_attnres.training.metrics import mean_loss_of_batch
 from tests.distributed import GROUP_TIMEOUT, run_ranks
 from tests.layouts import SEED, Case, microbatches, timeline_layout
 from tests.namespaces import ThrottledNetwork, throttled_network, why_not
@@ -76,6 +77,7 @@ class Setup:
     rates: tuple[float, ...]
     rounds: int
     cores_per_rank: float
+    recompute: str
 
     def case(self, policy: str, virtual: int) -> Case:
         """What one policy runs on one layout."""
@@ -96,6 +98,7 @@ class Setup:
             Case(model, ParallelLayout(1, self.ranks, virtual)),
             num_microbatches=self.microbatches,
             micro_batch_size=self.micro_batch_size,
+            recompute=self.recompute,
             **POLICIES[policy],
         )
 
@@ -249,7 +252,14 @@ def iterate(training: Training, watch: AbstractContextManager[None]) -> Iteratio
     finish_gradients(step.chunks, groups.collection, main_gradient)
     training.optimizer.step()
     loss = mean_loss_of_batch(record.losses, groups)
-    return Iteration(begin, end, loss, sum(bytes_of_all_ranks(record.traffic)))
+    return Iteration(begin, end, loss, bytes_of_all_ranks(record.traffic))
+
+
+def bytes_of_all_ranks(traffic: Traffic) -> int:
+    """Payload of a step, both directions."""
+    sent = torch.tensor(traffic.total("forward") + traffic.total("backward"))
+    distributed.all_reduce(sent)
+    return int(sent.item())
 
 
 def rows_of_layout(virtual: int, by_rank: Sequence[dict[float, dict[str, Found]]]) -> list[Row]:
@@ -317,9 +327,10 @@ def main() -> None:
     parser.add_argument("--micro-batch-size", type=int, default=2)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--virtual", type=int, nargs="+", default=[2, 1], help="chunks per rank")
-    parser.add_argument("--rates", type=float, nargs="+", default=[115, 28.75], help="Mbit/s")
+    parser.add_argument("--rates", type=float, nargs="+", default=[100, 25], help="Mbit/s")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores-per-rank", type=float, default=0.45)
+    parser.add_argument("--recompute", choices=("none", "selective", "full"), default="full")
     parser.add_argument("--json", action="store_true")
     arguments = vars(parser.parse_args())
     wanted = print_json if arguments.pop("json") else print_table
