@@ -34,7 +34,9 @@ setup(
         "setuptools",
     ],
     extras_require={
-        "test": ["pytest", "hypothesis", "ruff"],
+        "test": ["pytest", "hypothesis", "ruff", "wandb"],
+        # --wandb-project.
+        "wandb": ["wandb"],
         # Fused depth attention on CUDA. NVIDIA Apex has no wheel on PyPI (the `apex` there is an
         # unrelated package): README tells how to build it.
         "gpu": ["fla-core>=0.6"],

@@ -45,7 +45,7 @@ prepare_environment() {
     fi
     echo "installing into $VENV (once; a few minutes)"
     "$PYTHON" -m pip install --quiet --disable-pip-version-check \
-        --constraint "$ROOT/constraints.txt" --editable "$ROOT[test]" \
+        --constraint "$ROOT/constraints.txt" --editable "${ROOT}[test]" \
         || fail "installation failed; run the script again to go on where it stopped"
     wanted_state >"$state"
 }

@@ -86,6 +86,13 @@ def run_ranks(
             process.join(timeout=10)
 
 
+def start_process(function: Callable[..., None], *arguments: Any) -> Any:
+    """Start a warm process of its own, without a job, that calls ``function(*arguments)``."""
+    process = _CONTEXT.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
 def _collect(processes: list[Any], results: Any, deadline: float) -> list[Any]:
     answers: dict[int, Any] = {}
     failures: dict[int, str] = {}

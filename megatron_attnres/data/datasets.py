@@ -7,6 +7,7 @@ rank alike, before its builders meet at a barrier where the failure of one rank 
 import copy
 import os
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from torch.utils.data import Dataset
 
 from megatron_attnres.data.blends import SPLITS, Blend, parse_blend, parse_split, split_bounds
 from megatron_attnres.data.configuration import DataConfig
+from megatron_attnres.data.index_cache import check_indices, refuse_pickled_indices
 from megatron_attnres.data.indexed_files import IndexedFiles, check_prefix
 from megatron_attnres.data.tokenizers import Tokenizer
 from megatron_attnres.errors import InputError
+from megatron_attnres.parallel.agreement import same_error_on_all_ranks
 
 SplitDatasets = tuple[Dataset | None, Dataset | None, Dataset | None]
 
@@ -56,12 +59,17 @@ def build_datasets(
     blend = parse_blend(config.data_path)
     files = [check_prefix(prefix) for prefix in blend.prefixes]
     _require_samples(config.split, files, seq_length, num_samples)
+    cache = _cache_folder(config, files)
+    # Together: no rank looks while another one writes.
+    with same_error_on_all_ranks() if torch.distributed.is_initialized() else nullcontext():
+        check_indices(cache)
+    refuse_pickled_indices()
     dataset_config = GPTDatasetConfig(
         random_seed=seed,
         sequence_length=seq_length,
         blend=_weighted(blend, files),
         split=config.split,
-        path_to_cache=str(_cache_folder(config, files)),
+        path_to_cache=str(cache),
         tokenizer=tokenizer,  # only its eod, vocab_size and unique_identifiers are used
         reset_position_ids=False,
         reset_attention_mask=False,

@@ -23,6 +23,11 @@ def device() -> torch.device:
     )
 
 
+def accelerator_name() -> str | None:
+    """As its maker names it; None on a CPU host."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
 def redirect_cuda_calls() -> None:
     """Point Megatron-Core's literal CUDA calls at the CPU. Does nothing where CUDA exists.
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import distributed
 
+from megatron_attnres.errors import JoinError
 from megatron_attnres.parallel.cpu import keep_freed_memory, redirect_cuda_calls
 from megatron_attnres.parallel.layout import ParallelLayout
 
@@ -80,16 +82,31 @@ def initialize_distributed(timeout: timedelta, backend: str | None) -> None:
     Args:
         timeout: of the group of all ranks.
         backend: of torch.distributed; None is nccl where CUDA exists, else gloo.
+
+    Raises:
+        JoinError: not all ranks came, or the store is out of reach.
     """
     if backend is None:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" in os.environ:
-        distributed.init_process_group(backend, timeout=timeout)
+        _join(backend, timeout)
     else:
         store = distributed.HashStore()
         distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+
+
+def _join(backend: str, timeout: timedelta) -> None:
+    try:
+        distributed.init_process_group(backend, timeout=timeout)
+    except distributed.DistError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        reason = str(error).splitlines()[0]
+        raise JoinError(
+            f"rank {os.environ['RANK']} on {socket.gethostname()} could not join the "
+            f"{os.environ.get('WORLD_SIZE')} ranks of the job at {place}: {reason}"
+        ) from error
 
 
 def leave_job() -> None:

@@ -19,6 +19,7 @@ from megatron_attnres.pipeline.messages import (
 from megatron_attnres.pipeline.plan import PipelinePlan
 from megatron_attnres.pipeline.relay import RelayExchange
 from megatron_attnres.pipeline.transfer import Transfer
+from megatron_attnres.pipeline.waiting import WaitClock
 from megatron_attnres.pipeline.wire import Traffic, TransferObserver, Wire
 
 
@@ -49,6 +50,11 @@ class AttnResP2PCommunicator(P2PCommunicator):
         self._wire = wire
         self._relay = relay
         self._expected: dict[str, deque[Message]] = {}
+
+    @property
+    def waits(self) -> WaitClock:
+        """How long this rank stood still for transfers."""
+        return self._wire.waits
 
     def observe(self, observer: TransferObserver | None) -> None:
         """Let someone see every transfer from now on; None ends it."""

@@ -10,6 +10,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron_attnres.pipeline.cache import BlockCache
 from megatron_attnres.pipeline.chunk import PipelineChunk
 from megatron_attnres.pipeline.communicator import AttnResP2PCommunicator
+from megatron_attnres.pipeline.waiting import WaitClock
 from megatron_attnres.pipeline.wire import Traffic
 
 ForwardStep = Callable[[Iterator[Any], PipelineChunk], tuple[Any, Callable[..., Any]]]
@@ -23,11 +24,13 @@ class StepRecord:
         losses: what the loss function reduced of every micro-batch; empty off the last stage.
         traffic: bytes that this rank sent.
         peak_cached_entries: most sources that this rank's cache held at once.
+        wait_seconds: that this rank stood still for transfers.
     """
 
     losses: list[dict[str, Any]]
     traffic: Traffic
     peak_cached_entries: int
+    wait_seconds: float
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class PipelineStep:
             p2p_communicator=self.communicator,
             pg_collection=self.groups,
         )
-        return StepRecord(losses, self._end(), self.cache.peak_entries)
+        return StepRecord(losses, self._end(), self.cache.peak_entries, self._waited())
 
     def _begin(
         self, num_microbatches: int, forward_only: bool, samples: Sequence[Sequence[int]]
@@ -103,6 +106,14 @@ class PipelineStep:
         traffic = self.communicator.end_step() if self.communicator is not None else Traffic()
         self.cache.check_empty()
         return traffic
+
+    @property
+    def waits(self) -> WaitClock | None:
+        """How long this rank stood still for transfers; None where it has none."""
+        return self.communicator.waits if self.communicator is not None else None
+
+    def _waited(self) -> float:
+        return self.waits.take_seconds() if self.waits is not None else 0.0
 
     @property
     def _virtual_size(self) -> int | None:

@@ -1,11 +1,13 @@
 """One posted send or receive, and the error that a lost peer becomes."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, distributed
 
 from megatron_attnres.pipeline.messages import LaneKind, Message
+from megatron_attnres.pipeline.waiting import WaitClock
 
 
 class PipelineTransferError(RuntimeError):
@@ -25,6 +27,7 @@ class Transfer:
         tensor: the buffer; kept alive until the transfer is complete.
         post: hands the buffer to torch.distributed and returns its handle.
         sending: direction of this end, for the error.
+        waits: times the wait.
 
     Raises:
         PipelineTransferError: the peer is gone.
@@ -38,9 +41,11 @@ class Transfer:
         tensor: Tensor,
         post: Callable[[], distributed.Work],
         sending: bool,
+        waits: WaitClock,
     ) -> None:
         self.message = message
         self.tensor = tensor
+        self._waits = waits
         self._what = (
             f"{message}, {kind} lane: {'send to' if sending else 'receive from'} rank {peer}"
         )
@@ -54,7 +59,7 @@ class Transfer:
             PipelineTransferError: the peer is gone or the process group's timeout has passed.
         """
         if self._request is not None:
-            with self._named_error():
+            with self._named_error(), self._waits.waiting(self._what):
                 self._request.wait()
             self._request = None
         return self.tensor
@@ -68,5 +73,10 @@ class Transfer:
         try:
             yield
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise PipelineTransferError(f"{self._what} failed: {reason}") from error
+            raise PipelineTransferError(f"{self._what} failed: {reason_of(error)}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """What a backend says went wrong, in one line, without its source file and its advice."""
+    first = (str(error).splitlines() or [""])[0]
+    return re.sub(r"^\[[^\]]*\]\s*", "", first).partition(". This is typically")[0]

@@ -12,6 +12,7 @@ from torch import Tensor, distributed
 from megatron_attnres.pipeline.lanes import Lanes
 from megatron_attnres.pipeline.messages import Direction, LaneKind, Message, Side
 from megatron_attnres.pipeline.transfer import Transfer
+from megatron_attnres.pipeline.waiting import WaitClock
 
 
 @dataclass
@@ -64,6 +65,9 @@ class Wire:
         entry_shape: of one entry, [s, b, h] (s / TP under sequence parallelism).
         dtype: of entries.
         device: of receive buffers.
+
+    Attributes:
+        waits: how long this rank stood still for transfers.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Wire:
         self._entry_shape = entry_shape
         self._dtype = dtype
         self._device = device
+        self.waits = WaitClock(device)
         self._outbox: deque[Transfer] = deque()
         self._traffic = Traffic()
         self._observer: TransferObserver | None = None
@@ -95,7 +100,7 @@ class Wire:
 
         post = partial(distributed.irecv, buffer, peer, group=lane)
         seen = self._in_sight(message, kind, buffer, "receive", post)
-        return Transfer(message, kind, peer, buffer, seen, sending=False)
+        return Transfer(message, kind, peer, buffer, seen, sending=False, waits=self.waits)
 
     def send(self, message: Message, kind: LaneKind, tensor: Tensor, entries: int) -> None:
         """Post the send of a stack of entries.
@@ -116,7 +121,7 @@ class Wire:
 
         post = partial(distributed.isend, payload, peer, group=lane)
         seen = self._in_sight(message, kind, payload, "send", post)
-        transfer = Transfer(message, kind, peer, payload, seen, sending=True)
+        transfer = Transfer(message, kind, peer, payload, seen, sending=True, waits=self.waits)
         self._traffic.count(message, kind, payload.nbytes)
         self._drop_completed()
         self._outbox.append(transfer)

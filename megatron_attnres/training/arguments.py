@@ -30,6 +30,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         _add_validation_and_logging,
         _add_checkpoints,
         _add_profiling,
+        _add_watching,
     ):
         add_group(parser)
     return parser.parse_args(argv)
@@ -303,6 +304,14 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="after so long finish the iteration, save (with --save), exit with 0",
     )
+    add(
+        "--exit-status-when-stopped",
+        type=int,
+        default=0,
+        metavar="STATUS",
+        help="instead of 0 when a signal or --exit-duration-minutes ends the run before "
+        "--train-iters; lets a job script tell a stop, after which to go on, from the end",
+    )
 
 
 def _add_profiling(parser: argparse.ArgumentParser) -> None:
@@ -318,4 +327,68 @@ def _add_profiling(parser: argparse.ArgumentParser) -> None:
         "--profile-pipeline-dir",
         metavar="DIR",
         help="where the recorded timelines, a Chrome trace, a report and pictures go",
+    )
+
+
+def _add_watching(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("watching")
+    add = group.add_argument
+    add(
+        "--run-dir",
+        metavar="DIR",
+        help="folder of the run, on storage that all nodes share: metrics, TensorBoard and "
+        "checkpoints, where no flag places them elsewhere; events, heartbeats and failure "
+        "reports; tools/show_run.py reads it",
+    )
+    add(
+        "--heartbeat-seconds",
+        type=float,
+        default=5.0,
+        help="between two signs of life of every rank, in --run-dir",
+    )
+    add(
+        "--max-skipped-steps",
+        type=int,
+        default=10,
+        help="updates in a row that may be skipped for a loss or gradient that is not finite; one "
+        "more ends the run with status 3",
+    )
+    add("--alarm-window", type=int, default=100, help="iterations that alarms compare with")
+    add(
+        "--loss-spike-deviations",
+        type=float,
+        default=6.0,
+        help="alarm: a loss so many standard deviations above the window's median; 0: none",
+    )
+    add(
+        "--grad-norm-alarm-ratio",
+        type=float,
+        default=10.0,
+        help="alarm: a gradient norm so many times the window's median; 0: none",
+    )
+    add(
+        "--straggler-interval",
+        type=int,
+        default=100,
+        help="iterations after which slow ranks are named; 0: never",
+    )
+    add(
+        "--straggler-ratio",
+        type=float,
+        default=1.5,
+        help="a rank is slow that computes so many times as long as the fastest of its stage",
+    )
+    add(
+        "--peak-tflops",
+        type=float,
+        help="10^12 operations a second of one accelerator, for MFU; known accelerators need no "
+        "value under bf16",
+    )
+    add("--wandb-project", metavar="NAME", help="Weights & Biases project; needs the package wandb")
+    add("--wandb-exp-name", metavar="NAME", help="of the run there")
+    add(
+        "--wandb-mode",
+        choices=["online", "offline"],
+        default="online",
+        help="offline writes below --run-dir and needs no network",
     )

@@ -1,11 +1,17 @@
 """What flags may not be together. Each check ends in one line: flag, value, what is allowed."""
 
 import argparse
+import importlib.util
 import math
 from pathlib import Path
 from typing import Any
 
-from megatron_attnres.errors import InputError
+from megatron_attnres.errors import (
+    EXIT_STATUS_BAD_INPUT,
+    EXIT_STATUS_FAILED,
+    EXIT_STATUS_GAVE_UP,
+    InputError,
+)
 from megatron_attnres.output_files import check_output_file, check_output_folder
 from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.training.run_config import RunConfig
@@ -43,6 +49,9 @@ POSITIVE = [
     "exit_duration_minutes",
     "lr_decay_iters",
     "lr_wsd_decay_iters",
+    "heartbeat_seconds",
+    "alarm_window",
+    "peak_tflops",
 ]
 NOT_NEGATIVE = [
     "min_lr",
@@ -52,11 +61,17 @@ NOT_NEGATIVE = [
     "num_workers",
     "seed",
     "save_retries",
+    "max_skipped_steps",
+    "loss_spike_deviations",
+    "grad_norm_alarm_ratio",
+    "straggler_interval",
 ]
+EXIT_STATUSES = (EXIT_STATUS_FAILED, EXIT_STATUS_BAD_INPUT, EXIT_STATUS_GAVE_UP)
 # Of two iterations; Python refuses to read numbers of thousands of digits.
 MOST_CHARACTERS = 40
 OUTPUT_FILES = ["metrics_file", "summary_file"]
-OUTPUT_FOLDERS = ["save", "tensorboard_dir", "data_cache_path", "profile_pipeline_dir"]
+# The run's folder first: outputs that no flag places elsewhere lie in it.
+OUTPUT_FOLDERS = ["run_dir", "save", "tensorboard_dir", "data_cache_path", "profile_pipeline_dir"]
 
 
 def flag(name: str) -> str:
@@ -108,6 +123,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         raise InputError(f"--save-interval {arguments.save_interval}: needs --save DIR")
     _check_checkpoints(arguments)
     _check_profile(arguments)
+    _check_watching(arguments)
     _check_outputs(arguments)
 
 
@@ -163,15 +179,40 @@ def _check_profile(arguments: argparse.Namespace) -> None:
         )
 
 
+def _check_watching(arguments: argparse.Namespace) -> None:
+    status, ratio = arguments.exit_status_when_stopped, arguments.straggler_ratio
+    if not 0 <= status <= 255 or status in EXIT_STATUSES:
+        raise InputError(
+            f"--exit-status-when-stopped {status}: must be 0 or from 4 to 255; the others say that "
+            "a run failed"
+        )
+    if not (ratio >= 1 and math.isfinite(ratio)):
+        raise InputError(f"--straggler-ratio {ratio}: must be 1 or more")
+    if arguments.run_dir == "":
+        raise InputError("--run-dir: is empty; give a folder")
+    project = arguments.wandb_project
+    if project is None:
+        return
+    if arguments.run_dir is None:
+        raise InputError(f"--wandb-project {project}: needs --run-dir DIR, where it writes")
+    package = importlib.util.find_spec("wandb")
+    # A folder of that name, as the package itself leaves behind, is found as well.
+    if package is None or package.origin is None:
+        raise InputError(
+            f"--wandb-project {project}: needs the package wandb, which is not installed; "
+            "pip install wandb"
+        )
+
+
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Refuse at once what would else fail after hours of training. Makes nothing."""
-    for name in OUTPUT_FILES:
-        path = getattr(arguments, name)
-        check_output_file(flag(name), path)
     for name in OUTPUT_FOLDERS:
         path = getattr(arguments, name)
         if path is not None:
             check_output_folder(flag(name), path, Path(path))
+    for name in OUTPUT_FILES:
+        path = getattr(arguments, name)
+        check_output_file(flag(name), path)
 
 
 def _check_attention_residual_flags(arguments: argparse.Namespace) -> None:

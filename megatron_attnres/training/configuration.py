@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from megatron_attnres.data.blends import parse_blend, parse_split
@@ -25,7 +26,13 @@ from megatron_attnres.training.blocks import block_size_of
 from megatron_attnres.training.checkpoints.configuration import SaveConfig
 from megatron_attnres.training.checks import check_arguments, check_run, required
 from megatron_attnres.training.launch import under_launcher
-from megatron_attnres.training.run_config import LoopConfig, ProfileConfig, RunConfig
+from megatron_attnres.training.run_config import (
+    LoopConfig,
+    ProfileConfig,
+    RunConfig,
+    WatchConfig,
+)
+from megatron_attnres.training.watching.run_folder import RunFolder
 
 
 def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
@@ -35,6 +42,7 @@ def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
         InputError: one line that names the flag or file, its value and what is allowed.
     """
     arguments = parse_arguments(argv)
+    _fill_run_dir(arguments)
     check_arguments(arguments)
     tokenizer_config = _tokenizer(arguments)
     tokenizer = load_tokenizer(tokenizer_config)
@@ -63,6 +71,7 @@ def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
         loop=_from_arguments(LoopConfig, arguments),
         save=_save(arguments),
         profile=_profile(arguments),
+        watch=_from_arguments(WatchConfig, arguments),
         nproc_per_node=arguments.nproc_per_node,
         backend=arguments.distributed_backend,
         timeout_minutes=arguments.distributed_timeout_minutes,
@@ -70,6 +79,20 @@ def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
     check_run(config)
     _check_data(config.data)
     return config, tokenizer
+
+
+def _fill_run_dir(arguments: argparse.Namespace) -> None:
+    """``--run-dir`` has a place for every output that no flag of its own places."""
+    if not arguments.run_dir:
+        return
+    folder = RunFolder(Path(arguments.run_dir))
+    for name, path in (
+        ("metrics_file", folder.metrics),
+        ("tensorboard_dir", folder.tensorboard),
+        ("save", folder.checkpoints),
+    ):
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, str(path))
 
 
 def _check_data(data: DataConfig) -> None:

@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Sequence
 
-from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT
+from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT, EXIT_STATUS_GAVE_UP
 
 # What --save-on-signal listens to.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# Lets a rank dump its stacks.
+STACK_SIGNAL = signal.SIGUSR2
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 
@@ -25,7 +27,12 @@ def under_launcher() -> bool:
     return "RANK" in os.environ
 
 
-def launch(argv: Sequence[str], num_ranks: int, forwarded: Sequence[signal.Signals] = ()) -> int:
+def launch(
+    argv: Sequence[str],
+    num_ranks: int,
+    forwarded: Sequence[signal.Signals] = (),
+    stopped_status: int = 0,
+) -> int:
     """Run ``argv`` as that many ranks on this machine.
 
     When a rank fails, or this process is asked to stop, the others are stopped too.
@@ -34,9 +41,10 @@ def launch(argv: Sequence[str], num_ranks: int, forwarded: Sequence[signal.Signa
         argv: script and arguments.
         num_ranks: ranks to start.
         forwarded: signals that the ranks know what to do with: they get them and are waited for.
+        stopped_status: with which ranks end that were asked to, besides 0.
 
     Returns:
-        0, or the status of the rank that failed first.
+        0, the status of ranks that were asked to end, or that of the rank that failed first.
     """
     port = _free_port()
     ranks = [
@@ -48,11 +56,11 @@ def launch(argv: Sequence[str], num_ranks: int, forwarded: Sequence[signal.Signa
         for rank in ranks:
             rank.send_signal(number)
 
-    handlers = {signal.SIGTERM: _stop, signal.SIGHUP: _stop}
+    handlers = dict.fromkeys((*STOP_SIGNALS, signal.SIGHUP), _stop)
     handlers |= dict.fromkeys(forwarded, forward)
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        return _wait(ranks)
+        return _wait(ranks, stopped_status)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
@@ -61,20 +69,20 @@ def launch(argv: Sequence[str], num_ranks: int, forwarded: Sequence[signal.Signa
             signal.signal(number, handler)
 
 
-def _wait(ranks: Sequence[subprocess.Popen]) -> int:
+def _wait(ranks: Sequence[subprocess.Popen], stopped_status: int) -> int:
     while True:
         statuses = [rank.poll() for rank in ranks]
-        failed = [status for status in statuses if status]
+        failed = [status for status in statuses if status and status != stopped_status]
         if failed:
-            if failed[0] == EXIT_STATUS_BAD_INPUT:
+            if failed[0] in (EXIT_STATUS_BAD_INPUT, EXIT_STATUS_GAVE_UP):
                 # All ranks end so, and rank 0, which says why, may not be the first.
                 _wait_a_moment(ranks)
             else:
                 print(_obituary(statuses.index(failed[0]), failed[0]), file=sys.stderr)
             # A rank killed by signal n shows as -n; shells and schedulers expect 128 + n.
             return failed[0] if failed[0] > 0 else 128 - failed[0]
-        if all(status == 0 for status in statuses):
-            return 0
+        if None not in statuses:
+            return max(statuses)
         time.sleep(POLL_SECONDS)
 
 

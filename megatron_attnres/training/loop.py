@@ -1,51 +1,43 @@
-"""The training loop: iterate, measure, validate, save."""
+"""The training loop: iterate, validate, save, watch, until the end or a reason to stop."""
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from megatron_attnres.data.batches import Batch
-from megatron_attnres.optimizer.learning_rate import current_learning_rate
-from megatron_attnres.optimizer.main_gradients import main_gradient
-from megatron_attnres.optimizer.training_optimizer import TrainingOptimizer
-from megatron_attnres.parallel.gradients import finish_gradients
 from megatron_attnres.parallel.groups import ParallelGroups
 from megatron_attnres.pipeline.step import PipelineStep
 from megatron_attnres.training.batches import BatchSource
 from megatron_attnres.training.checkpoints.description import TrainingState
 from megatron_attnres.training.checkpoints.resumable import Resumable
+from megatron_attnres.training.course import Course
 from megatron_attnres.training.forward_step import forward_step
-from megatron_attnres.training.launch import STOP_SIGNALS
-from megatron_attnres.training.metrics import (
-    IterationMetrics,
-    Sinks,
-    bytes_of_all_ranks,
-    largest_of_all_ranks,
-    mean_loss_of_batch,
-    peak_memory,
-)
+from megatron_attnres.training.iteration import Iteration, getting_on
+from megatron_attnres.training.metrics import mean_loss_of_batch
 from megatron_attnres.training.profiling import TrainingProfile
 from megatron_attnres.training.run_config import RunConfig
+from megatron_attnres.training.sinks import Sinks
 from megatron_attnres.training.stopping import StopRequest
+from megatron_attnres.training.watching.activity import SAVING, VALIDATING, Activity
 
 
 class TrainingLoop:
-    """Runs iterations from a state to ``--train-iters``.
+    """Runs iterations from a state to ``--train-iters``. Collective.
 
     Args:
         config: of the run.
         groups: process groups.
-        step: forward and backward.
-        optimizer: update.
-        scheduler: Megatron-Core's learning-rate scheduler.
+        step: forward and backward, for validation.
+        iteration: trains on one global batch.
         data: micro-batches.
         resumable: saves.
+        stop: reasons to end early.
         sinks: where metrics go; empty on the ranks that do not write.
+        course: raises alarms.
+        activity: what this rank does, for its heartbeat.
         profile: records steps; None where nothing is to be recorded.
     """
 
@@ -54,44 +46,60 @@ class TrainingLoop:
         config: RunConfig,
         groups: ParallelGroups,
         step: PipelineStep,
-        optimizer: TrainingOptimizer,
-        scheduler: Any,
+        iteration: Iteration,
         data: BatchSource,
         resumable: Resumable,
+        stop: StopRequest,
         sinks: Sinks,
+        course: Course,
+        activity: Activity,
         profile: TrainingProfile | None,
     ) -> None:
         self._config = config
         self._groups = groups
         self._step = step
-        self._optimizer = optimizer
-        self._scheduler = scheduler
+        self._iteration = iteration
         self._data = data
         self._resumable = resumable
         self._saver = resumable.saver()
+        self._stop = stop
         self._sinks = sinks
+        self._course = course
+        self._activity = activity
         self._profile = profile
-        self._stop = StopRequest(
-            STOP_SIGNALS if config.loop.save_on_signal else (), config.loop.exit_duration_minutes
-        )
 
-    def run(self, state: TrainingState) -> None:
-        """Train until the last iteration, or until asked to stop."""
+    def run(self, state: TrainingState) -> str | None:
+        """Train until the last iteration, or until asked to stop.
+
+        Returns:
+            Why the run stopped before its last iteration; None if it did not.
+
+        Raises:
+            TrainingGaveUp: too many updates in a row were skipped.
+        """
         loop = self._config.loop
         iterators = self._iterators(self._data.training_batches(state.consumed_samples))
-        stops = False
-        while state.iteration < loop.train_iters and not stops:
+        # A signal may have come while the run was being built.
+        reason = self._stop.reason(is_start=True)
+        while state.iteration < loop.train_iters and reason is None:
             if self._profile is not None:
                 self._profile.before(state.iteration + 1)
-            metrics = self._iteration(state, iterators)
+            result = self._iteration.run(state, iterators)
+            metrics = result.metrics
             if self._data.validation is not None and self._is_due(state, loop.eval_interval):
-                metrics = replace(metrics, validation_loss=self._validate())
-            stops = self._stop.is_set()
+                with self._activity.doing(VALIDATING):
+                    metrics = replace(metrics, validation_loss=self._validate())
+            reason = self._stop.reason()
             if self._saver is not None:
-                metrics = replace(metrics, save_pause_seconds=self._save(state, stops))
+                with self._activity.doing(SAVING):
+                    metrics = replace(
+                        metrics, save_pause_seconds=self._save(state, reason is not None)
+                    )
             self._sinks.write(metrics)
+            self._course.look(replace(result, metrics=metrics))
             if self._profile is not None:
-                self._profile.after(state.iteration, stops)
+                self._profile.after(state.iteration, reason is not None)
+        return reason if state.iteration < loop.train_iters else None
 
     def _save(self, state: TrainingState, stops: bool) -> float | None:
         """Save if it is time, look after the save in flight. Seconds if one was begun."""
@@ -111,58 +119,15 @@ class TrainingLoop:
                 saver.finish()
         return pause if begins else None
 
-    def _iteration(
-        self, state: TrainingState, iterators: list[Iterator[Batch]]
-    ) -> IterationMetrics:
-        """Forward, backward, finish gradients, update; advances the state."""
-        start = time.perf_counter()
-        with self._recorded(state.iteration + 1):
-            record = self._step.run(
-                forward_step,
-                iterators,
-                self._config.num_microbatches,
-                samples=self._data.samples_of_step(state.consumed_samples),
-            )
-        finish_gradients(self._step.chunks, self._groups.collection, main_gradient)
-        learning_rate = current_learning_rate(self._optimizer)
-        update = self._optimizer.step()
-        self._scheduler.step(1)
-        lm_loss = mean_loss_of_batch(record.losses, self._groups)
-        bytes_forward, bytes_backward = bytes_of_all_ranks(record.traffic)
-        memory, cached = largest_of_all_ranks(peak_memory(), record.peak_cached_entries)
-        seconds = time.perf_counter() - start
-
-        batch = self._config.loop.global_batch_size
-        tokens = batch * self._config.model.seq_length
-        state.iteration += 1
-        state.consumed_samples += batch
-        state.tokens += tokens
-        return IterationMetrics(
-            iteration=state.iteration,
-            lm_loss=lm_loss,
-            grad_norm=update.grad_norm,
-            learning_rate=learning_rate,
-            tokens=state.tokens,
-            step_seconds=seconds,
-            tokens_per_second=tokens / seconds,
-            p2p_bytes_forward=bytes_forward,
-            p2p_bytes_backward=bytes_backward,
-            peak_memory_bytes=memory,
-            peak_cached_sources=cached,
-            update_skipped=update.skipped,
-        )
-
-    def _recorded(self, iteration: int) -> AbstractContextManager[None]:
-        return nullcontext() if self._profile is None else self._profile.step(iteration)
-
     def _validate(self) -> float:
         """Mean loss over ``--eval-iters`` global batches, nats per token."""
         iterators = self._iterators(self._data.validation_batches())
         losses: list[dict[str, Tensor]] = []
+        forward = getting_on(forward_step, self._activity)
         with torch.no_grad():
             for _ in range(self._config.loop.eval_iters):
                 record = self._step.run(
-                    forward_step, iterators, self._config.num_microbatches, forward_only=True
+                    forward, iterators, self._config.num_microbatches, forward_only=True
                 )
                 losses += record.losses
         return mean_loss_of_batch(losses, self._groups)

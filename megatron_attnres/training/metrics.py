@@ -1,22 +1,19 @@
-"""What an iteration is measured by, and the files it is written to."""
+"""What an iteration is measured by."""
 
 import json
-import os
 import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
-from tqdm import tqdm
 
-from megatron_attnres.errors import InputError
 from megatron_attnres.parallel.cpu import device
 from megatron_attnres.parallel.groups import ParallelGroups
-from megatron_attnres.pipeline.wire import Traffic
 
 
 @dataclass(frozen=True)
@@ -31,11 +28,20 @@ class IterationMetrics:
         tokens: trained on since the run's first iteration, this one included.
         step_seconds: wall time of the iteration without validation and saving.
         tokens_per_second: of the iteration, over all ranks.
+        tokens_per_second_per_rank: the same for the average rank.
+        model_tflops_per_rank: 10^12 operations a second that the model needs (model/flops.py; what
+            is recomputed counts nothing), for the average rank.
         p2p_bytes_forward, p2p_bytes_backward: payload that all ranks sent over pipeline hops.
         peak_memory_bytes: of the rank that used most, since start.
         peak_cached_sources: most block summaries that a rank's cache held at once; an entry each.
+        compute_seconds: forward and backward without waits for transfers, of the average rank.
+        p2p_wait_seconds: waits for transfers, of the average rank.
+        gradient_seconds: summing gradients of model-parallel ranks, of the average rank.
+        update_seconds: averaging gradients, norm and AdamW, of the average rank.
         update_skipped: the gradient was not finite, weights are unchanged.
+        skipped_steps: of the run so far.
         save_pause_seconds: that training stood still for a save, where one was begun.
+        mfu: model_tflops_per_rank over what the accelerator can do, where that is known.
         validation_loss: nats per token, where validation ran after the iteration.
     """
 
@@ -46,11 +52,19 @@ class IterationMetrics:
     tokens: int
     step_seconds: float
     tokens_per_second: float
+    tokens_per_second_per_rank: float
+    model_tflops_per_rank: float
     p2p_bytes_forward: int
     p2p_bytes_backward: int
     peak_memory_bytes: int
     peak_cached_sources: int
+    compute_seconds: float
+    p2p_wait_seconds: float
+    gradient_seconds: float
+    update_seconds: float
     update_skipped: bool
+    skipped_steps: int
+    mfu: float | None = None
     validation_loss: float | None = None
     save_pause_seconds: float | None = None
 
@@ -74,20 +88,36 @@ def mean_loss_of_batch(losses: Sequence[dict[str, Tensor]], groups: ParallelGrou
     return total.item() / groups.layout.data
 
 
-def bytes_of_all_ranks(traffic: Traffic) -> tuple[int, int]:
-    """Forward and backward payload bytes that all ranks of the job sent. Collective."""
-    sent = torch.tensor(
-        [traffic.total("forward"), traffic.total("backward")], dtype=torch.int64, device=device()
+class RankFigures(NamedTuple):
+    """What one rank measured of an iteration; names as in ``IterationMetrics``."""
+
+    p2p_bytes_forward: int
+    p2p_bytes_backward: int
+    peak_memory_bytes: int
+    peak_cached_sources: int
+    compute_seconds: float
+    p2p_wait_seconds: float
+    gradient_seconds: float
+    update_seconds: float
+
+
+def figures_of_all_ranks(own: RankFigures) -> list[RankFigures]:
+    """By rank. Collective. Counts stay exact below 2^53."""
+    sent = torch.tensor(own, dtype=torch.float64, device=device())
+    everyone = torch.empty(
+        distributed.get_world_size() * len(sent), dtype=torch.float64, device=device()
     )
-    distributed.all_reduce(sent)
-    return tuple(sent.tolist())
+    distributed.all_gather_into_tensor(everyone, sent)
+    rows = everyone.view(-1, len(sent)).tolist()
+    return [RankFigures(*map(int, row[:4]), *row[4:]) for row in rows]
 
 
-def largest_of_all_ranks(*values: int) -> tuple[int, ...]:
-    """Each value of the rank on which it is largest. Collective."""
-    largest = torch.tensor(values, dtype=torch.int64, device=device())
-    distributed.all_reduce(largest, distributed.ReduceOp.MAX)
-    return tuple(largest.tolist())
+def average(figures: Sequence[RankFigures]) -> dict[str, int | float]:
+    """The ranks' figures as the metrics have them: bytes in all, the largest peaks, mean times."""
+    combine = dict.fromkeys(RankFigures._fields, fmean)
+    combine |= dict.fromkeys(("p2p_bytes_forward", "p2p_bytes_backward"), sum)
+    combine |= dict.fromkeys(("peak_memory_bytes", "peak_cached_sources"), max)
+    return {name: how([getattr(one, name) for one in figures]) for name, how in combine.items()}
 
 
 def peak_memory() -> int:
@@ -99,145 +129,7 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-class MetricsSink(Protocol):
-    """Somewhere metrics go."""
-
-    def write(self, metrics: IterationMetrics) -> None:
-        """Take one iteration."""
-        ...
-
-    def close(self) -> None:
-        """No more will come."""
-        ...
-
-
-class History:
-    """The iterations of this process, in memory, as the metrics file holds them."""
-
-    def __init__(self) -> None:
-        self.iterations: list[dict[str, Any]] = []
-
-    def write(self, metrics: IterationMetrics) -> None:
-        """Keep one iteration."""
-        self.iterations.append(metrics.as_dict())
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-class JsonLinesFile:
-    """The metrics file. A resumed run continues it after the iteration that it resumes from.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-
-    def __init__(self, path: str, resumed_iteration: int) -> None:
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            kept = _lines_up_to(Path(path), resumed_iteration)
-            self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            raise InputError(
-                f"--metrics-file {path}: {error.strerror}; give a writable file"
-            ) from error
-        self._file.writelines(kept)
-
-    def write(self, metrics: IterationMetrics) -> None:
-        """Append one line at once, so that a reader and a crash see whole iterations."""
-        # json writes the shortest text that reads back as the same float.
-        self._file.write(json.dumps(metrics.as_dict()) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class TensorBoardFile:
-    """TensorBoard event files, one scalar per metric."""
-
-    def __init__(self, folder: str, resumed_iteration: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(folder, purge_step=resumed_iteration + 1)
-
-    def write(self, metrics: IterationMetrics) -> None:
-        """Add the iteration's scalars."""
-        for name, value in metrics.as_dict().items():
-            if name != "iteration":
-                self._writer.add_scalar(name, value, metrics.iteration)
-
-    def close(self) -> None:
-        """Write what is buffered."""
-        self._writer.close()
-
-
-class ProgressBar:
-    """One bar with loss, speed and pipeline traffic."""
-
-    def __init__(self, train_iters: int, start: int, interval: int) -> None:
-        self._interval = interval
-        self._bar = tqdm(
-            total=train_iters,
-            initial=start,
-            unit="it",
-            # A log file gets a line now and then, a terminal a living bar.
-            mininterval=0.5 if sys.stderr.isatty() else 10.0,
-            disable="PYTEST_CURRENT_TEST" in os.environ,
-        )
-
-    def write(self, metrics: IterationMetrics) -> None:
-        """Move on by one iteration."""
-        p2p = metrics.p2p_bytes_forward + metrics.p2p_bytes_backward
-        if metrics.iteration % self._interval == 0:
-            shown = {
-                "loss": f"{metrics.lm_loss:.3f}",
-                "tokens/s": f"{metrics.tokens_per_second:,.0f}",
-                "p2p": f"{p2p / 2**20:.1f} MiB/it",
-            }
-            self._bar.set_postfix(shown, refresh=False)
-        self._bar.update()
-
-    def close(self) -> None:
-        """Leave the finished bar on screen."""
-        self._bar.close()
-
-
-class Sinks:
-    """All sinks of one rank; the ranks that do not write have none."""
-
-    def __init__(self, sinks: Sequence[MetricsSink]) -> None:
-        self._sinks = sinks
-
-    def write(self, metrics: IterationMetrics) -> None:
-        """Hand an iteration to every sink."""
-        for sink in self._sinks:
-            sink.write(metrics)
-
-    def close(self) -> None:
-        """Close every sink."""
-        for sink in self._sinks:
-            sink.close()
-
-
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The objects of a metrics file."""
     with open(path, encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
-
-
-def _lines_up_to(path: Path, iteration: int) -> list[str]:
-    """The whole lines of iterations that a resumed run will not do again."""
-    if iteration == 0 or not path.exists():
-        return []
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        try:
-            if json.loads(line)["iteration"] > iteration:
-                break
-        except (ValueError, TypeError, KeyError):
-            # The line at which an interrupted run was stopped; what follows is done again.
-            break
-        kept.append(line)
-    return kept

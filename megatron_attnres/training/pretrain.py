@@ -1,7 +1,10 @@
 """A whole run on one rank: join the job, build, resume, train, sum up."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +15,12 @@ from megatron_attnres.data.datasets import build_datasets
 from megatron_attnres.data.token_ids import check_token_ids
 from megatron_attnres.data.tokenizers import Tokenizer
 from megatron_attnres.depth_attention.operators import choose
-from megatron_attnres.errors import InputError
+from megatron_attnres.errors import InputError, TrainingGaveUp
 from megatron_attnres.optimizer.build import build_optimizer
 from megatron_attnres.optimizer.configuration import DATA_TYPES
 from megatron_attnres.optimizer.learning_rate import build_learning_rate_scheduler
 from megatron_attnres.parallel.agreement import check_same_on_all_ranks, same_error_on_all_ranks
-from megatron_attnres.parallel.cpu import device
+from megatron_attnres.parallel.cpu import accelerator_name, device
 from megatron_attnres.parallel.groups import (
     ParallelGroups,
     initialize_distributed,
@@ -29,32 +32,74 @@ from megatron_attnres.training.build import build_step, make_plan
 from megatron_attnres.training.checkpoints.description import TrainingState
 from megatron_attnres.training.checkpoints.pieces import StatePieces
 from megatron_attnres.training.checkpoints.resumable import Resumable
+from megatron_attnres.training.course import open_course
+from megatron_attnres.training.iteration import Iteration
 from megatron_attnres.training.loop import TrainingLoop
-from megatron_attnres.training.metrics import (
+from megatron_attnres.training.profiling import open_profile
+from megatron_attnres.training.run_config import RunConfig
+from megatron_attnres.training.signals import SignalNote
+from megatron_attnres.training.sinks import (
     History,
     JsonLinesFile,
     ProgressBar,
     Sinks,
     TensorBoardFile,
+    WandbRun,
 )
-from megatron_attnres.training.profiling import open_profile
-from megatron_attnres.training.run_config import RunConfig
+from megatron_attnres.training.stopping import StopRequest
 from megatron_attnres.training.summary import report
+from megatron_attnres.training.throughput import peak_tflops
+from megatron_attnres.training.watching.activity import ENDING, Activity
+from megatron_attnres.training.watching.elsewhere import comes_from_elsewhere
+from megatron_attnres.training.watching.events import EventLog
+from megatron_attnres.training.watching.run_folder import RunFolder
+from megatron_attnres.training.watching.start import (
+    hosts_of_all_ranks,
+    new_activity,
+    next_start,
+    open_watch,
+)
 
 
-def pretrain(config: RunConfig, tokenizer: Tokenizer) -> None:
+def pretrain(config: RunConfig, tokenizer: Tokenizer, signals: SignalNote) -> int:
     """Train as configured. Called by every rank of the job.
+
+    Args:
+        config: of the run.
+        tokenizer: of its data.
+        signals: that ask the run to stop.
+
+    Returns:
+        The exit status: 0, or ``--exit-status-when-stopped`` of a run that was asked to stop.
 
     Raises:
         InputError: a file or value that cannot be used; the same on all ranks.
+        TrainingGaveUp: too many updates were skipped; the same on all ranks.
     """
-    timeout = timedelta(minutes=config.timeout_minutes)
-    initialize_distributed(timeout, config.backend)
+    initialize_distributed(timedelta(minutes=config.timeout_minutes), config.backend)
     try:
         check_same_on_all_ranks(plan_description(config))
-        _run(config, tokenizer, initialize_groups(config.layout, timeout))
+        return _watched(config, tokenizer, signals)
     finally:
         leave_job()
+
+
+def _watched(config: RunConfig, tokenizer: Tokenizer, signals: SignalNote) -> int:
+    """The run, with somebody to tell if this rank or another one is lost."""
+    activity = new_activity()
+    watch = open_watch(config, activity)
+    try:
+        status = _run(config, tokenizer, signals, activity)
+    except (InputError, TrainingGaveUp):
+        raise
+    except Exception as error:
+        if watch is None:
+            raise
+        watch.fail(error, own_fault=not comes_from_elsewhere(error))
+    finally:
+        if watch is not None:
+            watch.close()
+    return status
 
 
 def plan_description(config: RunConfig) -> dict[str, Any]:
@@ -75,7 +120,8 @@ def plan_description(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> None:
+def _run(config: RunConfig, tokenizer: Tokenizer, signals: SignalNote, activity: Activity) -> int:
+    groups = initialize_groups(config.layout, timedelta(minutes=config.timeout_minutes))
     with same_error_on_all_ranks():
         _check_operator(config)
     data = _open_data(config, tokenizer, groups)
@@ -87,6 +133,7 @@ def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> Non
         config.loop.seed,
         config.schedule,
     )
+    activity.waits = step.waits
     optimizer = build_optimizer(step.chunks, config.optimizer, groups.collection)
     scheduler = build_learning_rate_scheduler(optimizer, config.optimizer)
     pieces = StatePieces(step.chunks, optimizer, groups)
@@ -95,16 +142,45 @@ def _run(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) -> Non
     )
     state = resumable.load()
 
-    history = History()
+    history, events, hosts = History(), _events(config), hosts_of_all_ranks()
     with same_error_on_all_ranks():
         sinks = _sinks(config, state, history)
     profile = open_profile(config, step, groups)
-    loop = TrainingLoop(config, groups, step, optimizer, scheduler, data, resumable, sinks, profile)
+    stop = StopRequest(signals, config.loop.exit_duration_minutes)
+    peak = peak_tflops(config.watch.peak_tflops, config.optimizer.precision, accelerator_name())
+    iteration = Iteration(config, groups, step, optimizer, scheduler, data, activity, profile, peak)
+    course = open_course(config, hosts, events)
+    loop = TrainingLoop(
+        config,
+        groups,
+        step,
+        iteration,
+        data,
+        resumable,
+        stop,
+        sinks,
+        course,
+        activity,
+        profile,
+    )
+    if events is not None:
+        events.add(
+            "start",
+            state.iteration,
+            _start_in_words(config, state, hosts),
+            train_iters=config.loop.train_iters,
+        )
     try:
-        loop.run(state)
+        reason = loop.run(state)
     finally:
         sinks.close()
-    report(config, optimizer, data, history)
+    with activity.doing(ENDING):
+        report(config, optimizer, data, history)
+        if events is not None:
+            _say_how_it_ended(config, state, reason, events)
+        # All end together: a job script may end what goes on after the first rank has ended.
+        distributed.barrier()
+    return config.loop.exit_status_when_stopped if reason is not None else 0
 
 
 def _check_operator(config: RunConfig) -> None:
@@ -137,6 +213,34 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) 
     return BatchSource(config, groups.data_rank, training, validation)
 
 
+def _events(config: RunConfig) -> EventLog | None:
+    """Events are written by one rank."""
+    if distributed.get_rank() != 0:
+        return None
+    run_dir = config.watch.run_dir
+    return EventLog(RunFolder(Path(run_dir)).events if run_dir is not None else None)
+
+
+def _start_in_words(config: RunConfig, state: TrainingState, hosts: Sequence[str]) -> str:
+    where = f"{len(hosts)} ranks on {len(set(hosts))} hosts ({', '.join(sorted(set(hosts))[:8])})"
+    job = os.environ.get("SLURM_JOB_ID")
+    slurm = f", Slurm job {job}" if job else ""
+    at = f"after iteration {state.iteration}" if state.iteration else "at the beginning"
+    return f"{at} of {config.loop.train_iters}, {where}{slurm}"
+
+
+def _say_how_it_ended(
+    config: RunConfig, state: TrainingState, reason: str | None, events: EventLog
+) -> None:
+    if reason is None:
+        events.add("end", state.iteration, f"all {state.iteration} iterations are done")
+        return
+    goes_on = next_start(config.loop.save)
+    events.add(
+        "stop", state.iteration, f"{reason}: stopped after iteration {state.iteration}; {goes_on}"
+    )
+
+
 def _sinks(config: RunConfig, state: TrainingState, history: History) -> Sinks:
     """Metrics are written by one rank."""
     if distributed.get_rank() != 0:
@@ -147,6 +251,8 @@ def _sinks(config: RunConfig, state: TrainingState, history: History) -> Sinks:
         sinks.append(JsonLinesFile(loop.metrics_file, state.iteration))
     if loop.tensorboard_dir is not None:
         sinks.append(TensorBoardFile(loop.tensorboard_dir, state.iteration))
+    if config.watch.wandb_project is not None:
+        sinks.append(WandbRun(config.watch, asdict(config)))
     # Last, so that the bar is not drawn when a file cannot be opened.
     sinks.append(ProgressBar(loop.train_iters, state.iteration, loop.log_interval))
     return Sinks(sinks)

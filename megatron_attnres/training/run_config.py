@@ -30,6 +30,38 @@ class LoopConfig:
     load_weights_only: bool
     save_on_signal: bool
     exit_duration_minutes: float | None
+    exit_status_when_stopped: int
+
+
+@dataclass(frozen=True)
+class WatchConfig:
+    """What looks after the run.
+
+    Attributes:
+        run_dir: the run's folder; heartbeats and failure reports need one.
+        heartbeat_seconds: between two signs of life of every rank.
+        max_skipped_steps: updates in a row that may be skipped.
+        alarm_window: iterations that losses and gradient norms are compared with.
+        loss_spike_deviations: standard deviations above their median that make a spike; 0: none.
+        grad_norm_alarm_ratio: times their median that make an alarm; 0: none.
+        straggler_interval: iterations per report of slow ranks; 0: none.
+        straggler_ratio: times the fastest rank of the stage that make a rank slow.
+        peak_tflops: 10^12 operations a second that one accelerator can do, for MFU.
+        wandb_project, wandb_exp_name, wandb_mode: of Weights & Biases; no project, no run there.
+    """
+
+    run_dir: str | None
+    heartbeat_seconds: float
+    max_skipped_steps: int
+    alarm_window: int
+    loss_spike_deviations: float
+    grad_norm_alarm_ratio: float
+    straggler_interval: int
+    straggler_ratio: float
+    peak_tflops: float | None
+    wandb_project: str | None
+    wandb_exp_name: str | None
+    wandb_mode: str
 
 
 @dataclass(frozen=True)
@@ -67,6 +99,7 @@ class RunConfig:
     loop: LoopConfig
     save: SaveConfig | None
     profile: ProfileConfig | None
+    watch: WatchConfig
     nproc_per_node: int | None
     backend: str | None
     timeout_minutes: float

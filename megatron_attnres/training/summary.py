@@ -15,8 +15,9 @@ from megatron_attnres.data.statistics import label_counts, training_token_counts
 from megatron_attnres.optimizer.training_optimizer import TrainingOptimizer
 from megatron_attnres.parallel.cpu import device
 from megatron_attnres.training.batches import BatchSource
-from megatron_attnres.training.metrics import History, read_metrics
+from megatron_attnres.training.metrics import read_metrics
 from megatron_attnres.training.run_config import RunConfig
+from megatron_attnres.training.sinks import History
 
 
 def report(

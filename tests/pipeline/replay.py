@@ -25,6 +25,7 @@ from megatron_attnres.pipeline.communicator import AttnResP2PCommunicator
 from megatron_attnres.pipeline.messages import Message
 from megatron_attnres.pipeline.relay import RelayExchange
 from megatron_attnres.pipeline.transfer import Transfer
+from megatron_attnres.pipeline.waiting import WaitClock
 from megatron_attnres.pipeline.wire import Traffic
 from tests.layouts import small_model
 from tests.pipeline.orders import Event
@@ -55,7 +56,15 @@ class DiaryWire:
         tensor = self.content(message, kind)
         assert len(tensor) == entries
         request = SimpleNamespace(wait=lambda: self._note("wait", kind, message))
-        return Transfer(message, kind, 0, tensor, lambda: request, sending=False)
+        return Transfer(
+            message,
+            kind,
+            0,
+            tensor,
+            lambda: request,
+            sending=False,
+            waits=WaitClock(torch.device("cpu")),
+        )
 
     def send(self, message, kind, tensor, entries):
         self._note("send", kind, message)

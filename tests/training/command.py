@@ -20,6 +20,20 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 # Under pytest the progress bar is off; a user sees it.
 HIDDEN_VARIABLES = (*LAUNCHER_VARIABLES, "PYTEST_CURRENT_TEST")
 
+# What differs between two runs that compute the same.
+MEASURED_FIELDS = {
+    "step_seconds",
+    "tokens_per_second",
+    "tokens_per_second_per_rank",
+    "model_tflops_per_rank",
+    "compute_seconds",
+    "p2p_wait_seconds",
+    "gradient_seconds",
+    "update_seconds",
+    "peak_memory_bytes",
+    "save_pause_seconds",
+}
+
 Flags = dict[str, Any]
 
 

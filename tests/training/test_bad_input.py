@@ -271,6 +271,35 @@ FLAGS = {
     "retries": ({"save-retries": -1}, "--save-retries -1", "0 or more"),
     "duration": ({"exit-duration-minutes": 0}, "--exit-duration-minutes 0", "above 0"),
     "checkpoint a file": ({"load": "setup.py"}, "--load setup.py", "--save"),
+    # Watching.
+    "no heartbeat": ({"heartbeat-seconds": 0}, "--heartbeat-seconds 0", "above 0"),
+    "heartbeat nan": ({"heartbeat-seconds": "nan"}, "--heartbeat-seconds nan", "above 0"),
+    "skipped steps": ({"max-skipped-steps": -1}, "--max-skipped-steps -1", "0 or more"),
+    "no window": ({"alarm-window": 0}, "--alarm-window 0", "above 0"),
+    "spike": ({"loss-spike-deviations": -1}, "--loss-spike-deviations -1", "0 or more"),
+    "norm alarm": ({"grad-norm-alarm-ratio": "inf"}, "--grad-norm-alarm-ratio inf", "0 or more"),
+    "stragglers": ({"straggler-interval": -1}, "--straggler-interval -1", "0 or more"),
+    "straggler ratio": ({"straggler-ratio": 0.5}, "--straggler-ratio 0.5", "1 or more"),
+    "straggler nan": ({"straggler-ratio": "nan"}, "--straggler-ratio nan", "1 or more"),
+    "peak": ({"peak-tflops": 0}, "--peak-tflops 0", "above 0"),
+    **{
+        f"exit status {status}": (
+            {"exit-status-when-stopped": status},
+            f"--exit-status-when-stopped {status}",
+            "0 or from 4 to 255",
+        )
+        for status in (-1, 1, 2, 3, 256)
+    },
+    "empty run folder": ({"run-dir": ""}, "--run-dir", "is empty"),
+    "run folder a file": ({"run-dir": "setup.py"}, "--run-dir setup.py", "written"),
+    "run below a file": ({"run-dir": "setup.py/a"}, "--run-dir setup.py/a", "written"),
+    "only a run folder, a file": (
+        {"run-dir": "setup.py", "save": None, "metrics-file": None, "tensorboard-dir": None},
+        "--run-dir setup.py",
+        "written",
+    ),
+    "W&B without run folder": ({"wandb-project": "x"}, "--wandb-project x", "--run-dir DIR"),
+    "W&B mode": ({"wandb-mode": "shared"}, "--wandb-mode", "shared", "online", "offline"),
 }
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +14,10 @@ from megatron_attnres.training.launch import launch
 from tests.training.command import ROOT
 
 LAUNCH = (
-    "import sys; from megatron_attnres.training.launch import launch; "
-    "sys.exit(launch(sys.argv[1:], 3))"
+    "import signal, sys; from megatron_attnres.training.launch import launch; "
+    "sys.exit(launch(sys.argv[1:], 3{}))"
 )
+FORWARDED = ", (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2), 7"
 
 
 @pytest.fixture
@@ -64,33 +66,101 @@ def test_a_rank_that_ignores_the_request_to_end_is_killed(script, monkeypatch):
     assert time.monotonic() - start < 20
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_ending_the_launcher_ends_the_ranks(script, tmp_path, number):
-    program = script(
-        f"open({str(tmp_path)!r} + f'/pid{{RANK}}', 'w').write(str(os.getpid()))\ntime.sleep(60)"
-    )
-    # A shell's background job, which a test run may be, hands down that SIGINT is ignored.
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, program],
-        cwd=ROOT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+@pytest.fixture
+def launched(script, tmp_path):
+    """Starts a launcher; returns it when its ranks run the last lines of their program."""
+    launchers = []
+
+    def launched(program: str, more: str = "") -> subprocess.Popen:
+        says = f"open({str(tmp_path)!r} + f'/pid{{RANK}}', 'w').write(str(os.getpid()))\n"
+        # A shell's background job, which a test run may be, hands down that SIGINT is ignored.
+        launcher = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH.format(more), script(program.format(says=says))],
+            cwd=ROOT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        launchers.append(launcher)
+        wait_for_files(tmp_path, "pid*")
+        time.sleep(0.2)
+        return launcher
+
+    yield launched
+    for launcher in launchers:
+        if launcher.poll() is None:
+            launcher.terminate()
+            launcher.wait(timeout=20)
+
+
+def wait_for_files(folder: Path, names: str) -> None:
     deadline = time.monotonic() + 20
-    while len(list(tmp_path.glob("pid*"))) < 3 and time.monotonic() < deadline:
+    while len(list(folder.glob(names))) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.2)
+
+
+def all_are_gone(folder: Path) -> bool:
+    pids = [int(path.read_text()) for path in folder.glob("pid*")]
+    return len(pids) == 3 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_ending_the_launcher_ends_the_ranks(launched, tmp_path, number):
+    launcher = launched("{says}time.sleep(60)")
     launcher.send_signal(number)
     assert launcher.wait(timeout=20) != 0
-    for path in tmp_path.glob("pid*"):
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(path.read_text()), 0)
+    assert all_are_gone(tmp_path)
 
 
-def test_the_rank_that_explains_bad_input_may_be_the_last_to_end(script, capfd):
+# Ranks that end one after the other, rank 1 first.
+STOPS_WHEN_ASKED = """
+import signal
+def stop(number, frame):
+    time.sleep((RANK + 2) % 3 * 0.3)
+    sys.exit(7)
+signal.signal(signal.SIGUSR1, stop)
+{says}time.sleep(60)
+"""
+
+
+def test_ranks_that_stop_when_asked_are_waited_for(launched, tmp_path, capfd):
+    launcher = launched(STOPS_WHEN_ASKED, FORWARDED)
+    launcher.send_signal(signal.SIGUSR1)
+    assert launcher.wait(timeout=20) == 7
+    assert all_are_gone(tmp_path)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_signal_for_stacks_reaches_all_ranks(launched, tmp_path):
+    listens = (
+        "import signal\n"
+        f"def dump(number, frame): open({str(tmp_path)!r} + f'/stack{{{{RANK}}}}', 'w')\n"
+        "signal.signal(signal.SIGUSR2, dump)\n"
+    )
+    launcher = launched(listens + "{says}while True: time.sleep(0.1)", FORWARDED)
+    launcher.send_signal(signal.SIGUSR2)
+    wait_for_files(tmp_path, "stack*")
+    assert len(list(tmp_path.glob("stack*"))) == 3
+    assert launcher.poll() is None, "the run goes on"
+
+
+@pytest.mark.parametrize(("statuses", "status"), [((7, 7, 7), 7), ((0, 7, 0), 7), ((0, 0, 0), 0)])
+def test_ranks_that_were_stopped_have_not_failed(script, capfd, statuses, status):
+    program = script(f"time.sleep(RANK * 0.2)\nsys.exit({statuses}[RANK])")
+    assert launch([program], 3, stopped_status=7) == status
+    assert capfd.readouterr().err == ""
+
+
+def test_a_rank_that_fails_while_others_were_stopped_has_failed(script, capfd):
+    program = script("sys.exit(7) if RANK else time.sleep(0.5) or sys.exit(1)")
+    assert launch([program], 3, stopped_status=7) == 1
+    assert capfd.readouterr().err == "rank 0 failed (1); the other ranks are stopped\n"
+
+
+@pytest.mark.parametrize("status", [2, 3])
+def test_the_rank_that_says_why_all_end_may_be_the_last_to_end(script, capfd, status):
     program = script(
         "time.sleep(0.5 if RANK == 0 else 0)\n"
         "if RANK == 0: print('the reason', file=sys.stderr)\n"
-        "sys.exit(2)"
+        f"sys.exit({status})"
     )
-    assert launch([program], 3) == 2
+    assert launch([program], 3) == status
     assert capfd.readouterr().err == "the reason\n"

@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 
 from megatron_attnres.pipeline.plan import PipelinePlan, total_entries
-from tests.training.command import as_arguments, make_corpus, right_flags, run
+from tests.training.command import (
+    MEASURED_FIELDS,
+    as_arguments,
+    make_corpus,
+    right_flags,
+    run,
+)
 
 ITERATIONS = 6
 BATCH, SEQ_LENGTH, HIDDEN = 8, 16, 16
-TIMES = {"step_seconds", "tokens_per_second", "peak_memory_bytes", "save_pause_seconds"}
 METRICS = {
-    *(TIMES - {"save_pause_seconds"}),
+    *(MEASURED_FIELDS - {"save_pause_seconds"}),
     "iteration",
     "lm_loss",
     "grad_norm",
@@ -86,7 +91,7 @@ def metrics_of(folder: Path) -> list[dict]:
 
 
 def without_times(line: dict) -> dict:
-    return {name: value for name, value in line.items() if name not in TIMES}
+    return {name: value for name, value in line.items() if name not in MEASURED_FIELDS}
 
 
 def test_metrics_hold_every_iteration(whole_run):

@@ -42,13 +42,18 @@ class PipelineProfiler:
         self._group = distributed.new_group(
             backend="gloo", timeout=timeout, group_desc="pipeline profiler"
         )
+        # Of its own: TORCH_DISTRIBUTED_DEBUG=DETAIL refuses collectives in a group in which some
+        # ranks have sent more messages than others.
+        self._clock_group = distributed.new_group(
+            backend="gloo", timeout=timeout, group_desc="pipeline profiler's clocks"
+        )
         self._first_reading: ClockReading | None = None
         self._steps: list[RankStep] = []
 
     def begin(self) -> None:
         """Compare clocks before the first step that is recorded. Collective."""
         self._steps = []
-        self._first_reading = read_clocks(self._group)
+        self._first_reading = read_clocks(self._clock_group)
 
     @contextmanager
     def step(self, iteration: int) -> Iterator[None]:
@@ -63,7 +68,7 @@ class PipelineProfiler:
         Returns:
             On rank 0 the timelines; None elsewhere.
         """
-        clock = AlignedClock(self._first_reading, read_clocks(self._group))
+        clock = AlignedClock(self._first_reading, read_clocks(self._clock_group))
         own = clock.error, [step.on_clock(clock) for step in self._steps]
         everyone = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None
         distributed.gather_object(own, everyone, dst=0, group=self._group)

@@ -22,11 +22,13 @@ class TrainingState:
         iteration: finished iterations.
         consumed_samples: sequences trained on.
         tokens: tokens trained on.
+        skipped_steps: iterations whose update was skipped.
     """
 
     iteration: int = 0
     consumed_samples: int = 0
     tokens: int = 0
+    skipped_steps: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,18 @@ largest tensor (of two, to compare) and never that of a model.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from megatron_attnres.errors import InputError
 from megatron_attnres.training.checkpoints.description import DESCRIPTION, Description
 from megatron_attnres.training.checkpoints.folders import METADATA, digests_in, verify
 from megatron_attnres.training.checkpoints.plans import WEIGHTS, Piece, read_pieces
+from megatron_attnres.training.checkpoints.safe_reader import SafeReader, named_if_unreadable
 
 # Every parameter of depth attention belongs to a module whose name ends so, and no other does.
 _DEPTH_ATTENTION = "reader."
@@ -93,7 +90,7 @@ class Summary:
 
     Attributes:
         folder: where it lies.
-        iteration, consumed_samples, tokens, optimizer_steps: where its run stood.
+        iteration, consumed_samples, tokens, skipped_steps, optimizer_steps: where its run stood.
         layout: of the run that wrote it, with ZeRO stage and precision, by name; None for what its
             description does not say.
         plan_digest: of that run's pipeline plan.
@@ -109,6 +106,7 @@ class Summary:
     iteration: int
     consumed_samples: int
     tokens: int
+    skipped_steps: int
     optimizer_steps: int
     layout: dict[str, Any]
     plan_digest: str
@@ -198,12 +196,12 @@ class StoredCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with _whatever_its_bytes_raise(folder):
+        with named_if_unreadable(folder):
             self._digests = digests_in(folder)
             # Before they are read: what is damaged may still look like something.
             verify(folder, (METADATA, DESCRIPTION), self._digests)
             self.description = Description.read(folder)
-            self._reader = FileSystemReader(folder)
+            self._reader = SafeReader(folder)
             self._metadata = self._reader.read_metadata()
             self.tensors = {tensor.name: tensor for tensor in tensors_of(self._metadata)}
 
@@ -213,7 +211,7 @@ class StoredCheckpoint:
         Raises:
             InputError: names the first that is missing or differs.
         """
-        with _whatever_its_bytes_raise(self.folder):
+        with named_if_unreadable(self.folder):
             verify(self.folder, sorted(self._digests), self._digests)
 
     def files(self) -> list[StoredFile]:
@@ -222,7 +220,7 @@ class StoredCheckpoint:
         Raises:
             InputError: the folder cannot be listed.
         """
-        with _whatever_its_bytes_raise(self.folder):
+        with named_if_unreadable(self.folder):
             paths = sorted(path for path in self.folder.iterdir() if path.is_file())
             return [StoredFile(path.name, path.stat().st_size) for path in paths]
 
@@ -235,7 +233,7 @@ class StoredCheckpoint:
         stored = self.tensors[name]
         whole = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
         piece = Piece(name, stored.shape, (0,) * whole.ndim, whole)
-        with _whatever_its_bytes_raise(self.folder, name):
+        with named_if_unreadable(self.folder, name):
             read_pieces(self._reader, self._metadata, [piece])
         return whole
 
@@ -409,17 +407,3 @@ def _fields(description: Description) -> dict[str, Any]:
     return {
         f"{kind}.{name}": value for kind, fields in parts.items() for name, value in fields.items()
     }
-
-
-@contextmanager
-def _whatever_its_bytes_raise(folder: Path, what: str = "it") -> Iterator[None]:
-    """Pickles and archives fail in as many ways as bytes can be wrong: one line for all."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        reason = shorten(f"{type(error).__name__}: {error}", 300)
-        raise InputError(
-            f"{folder}: {what} cannot be read ({reason}); --verify names damaged files"
-        ) from error

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from torch import distributed
-from torch.distributed.checkpoint import FileSystemReader
 
 from megatron_attnres.errors import InputError
 from megatron_attnres.optimizer.training_optimizer import TrainingOptimizer
@@ -21,6 +20,7 @@ from megatron_attnres.training.checkpoints.folders import (
 )
 from megatron_attnres.training.checkpoints.pieces import StatePieces
 from megatron_attnres.training.checkpoints.plans import WEIGHTS, read_pieces
+from megatron_attnres.training.checkpoints.safe_reader import SafeReader
 
 AUTO = "auto"
 
@@ -62,12 +62,15 @@ def load_training(
         optimizer: of this rank; goes on after ``steps`` updates.
         steps: updates that the checkpoint's optimizer has made; 0 for the weights alone.
         weights_only: leave the moments as they are.
+
+    Raises:
+        InputError: a file cannot be read, or asks for more than numbers; the same on all ranks.
     """
     wanted = pieces.to_read()
     if weights_only:
         wanted = [piece for piece in wanted if piece.name.startswith(f"{WEIGHTS}.")]
     with same_error_on_all_ranks(), named(str(folder)):
-        reader = FileSystemReader(folder)
+        reader = SafeReader(folder)
         read_pieces(reader, reader.read_metadata(), wanted)
     optimizer.continue_from(steps)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import StorageReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -97,7 +97,7 @@ class PieceLoadPlanner(DefaultLoadPlanner):
         return self._pieces[index.fqn, tuple(index.offset)].detach()
 
 
-def read_pieces(reader: FileSystemReader, metadata: Metadata, pieces: Sequence[Piece]) -> None:
+def read_pieces(reader: StorageReader, metadata: Metadata, pieces: Sequence[Piece]) -> None:
     """Fill pieces in place, without collectives, from wherever their numbers lie.
 
     Raises:

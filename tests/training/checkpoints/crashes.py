@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.training.command import (
     HIDDEN_VARIABLES,
+    MEASURED_FIELDS,
     ROOT,
     Flags,
     as_arguments,
@@ -20,7 +21,6 @@ from tests.training.command import (
 )
 
 ITERATIONS, INTERVAL = 24, 4
-TIMES = {"step_seconds", "tokens_per_second", "peak_memory_bytes", "save_pause_seconds"}
 
 
 def resumable_flags(folder: Path) -> Flags:
@@ -56,7 +56,7 @@ def whole_run(folder: Path, flags: Flags) -> tuple[Path, list[dict]]:
 
 def lines_of(path: Path) -> list[dict]:
     return [
-        {name: value for name, value in json.loads(line).items() if name not in TIMES}
+        {name: value for name, value in json.loads(line).items() if name not in MEASURED_FIELDS}
         for line in path.read_text().splitlines()
     ]
 

@@ -1,0 +1,191 @@
+"""Where the metrics of a run go: file, TensorBoard, Weights & Biases, progress bar."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from megatron_attnres.errors import InputError
+from megatron_attnres.training.metrics import IterationMetrics
+from megatron_attnres.training.run_config import WatchConfig
+
+
+class MetricsSink(Protocol):
+    """Somewhere metrics go."""
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Take one iteration."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
+
+
+class History:
+    """The iterations of this process, in memory, as the metrics file holds them."""
+
+    def __init__(self) -> None:
+        self.iterations: list[dict[str, Any]] = []
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Keep one iteration."""
+        self.iterations.append(metrics.as_dict())
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class JsonLinesFile:
+    """The metrics file. A resumed run continues it after the iteration that it resumes from.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+
+    def __init__(self, path: str, resumed_iteration: int) -> None:
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            kept = _lines_up_to(Path(path), resumed_iteration)
+            self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise InputError(
+                f"--metrics-file {path}: {error.strerror}; give a writable file"
+            ) from error
+        self._file.writelines(kept)
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Append one line at once, so that a reader and a crash see whole iterations."""
+        # json writes the shortest text that reads back as the same float.
+        self._file.write(json.dumps(metrics.as_dict()) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardFile:
+    """TensorBoard event files, one scalar per metric."""
+
+    def __init__(self, folder: str, resumed_iteration: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(folder, purge_step=resumed_iteration + 1)
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Add the iteration's scalars."""
+        for name, value in metrics.as_dict().items():
+            if name != "iteration":
+                self._writer.add_scalar(name, value, metrics.iteration)
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._writer.close()
+
+
+class WandbRun:
+    """A run of Weights & Biases. A resumed run continues it.
+
+    Raises:
+        InputError: it does not begin: no key, no network, no space.
+    """
+
+    def __init__(self, watch: WatchConfig, configuration: dict[str, Any]) -> None:
+        import wandb
+
+        folder = Path(watch.run_dir).resolve()
+        try:
+            self._run = wandb.init(
+                project=watch.wandb_project,
+                name=watch.wandb_exp_name or folder.name,
+                # The same for every start from this folder.
+                id=sha256(str(folder).encode()).hexdigest()[:16],
+                resume="allow",
+                dir=folder,
+                mode=watch.wandb_mode,
+                config=configuration,
+                settings=wandb.Settings(silent=True),
+            )
+        except (wandb.Error, OSError) as error:
+            raise InputError(
+                f"--wandb-project {watch.wandb_project}: {error}; --wandb-mode offline needs no "
+                "key and no network"
+            ) from error
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Log the iteration's scalars."""
+        self._run.log(metrics.as_dict(), step=metrics.iteration)
+
+    def close(self) -> None:
+        """Write what is buffered; online, wait until it is sent."""
+        self._run.finish()
+
+
+class ProgressBar:
+    """One bar with loss, speed and pipeline traffic."""
+
+    def __init__(self, train_iters: int, start: int, interval: int) -> None:
+        self._interval = interval
+        self._bar = tqdm(
+            total=train_iters,
+            initial=start,
+            unit="it",
+            # A log file gets a line now and then, a terminal a living bar.
+            mininterval=0.5 if sys.stderr.isatty() else 10.0,
+            disable="PYTEST_CURRENT_TEST" in os.environ,
+        )
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Move on by one iteration."""
+        p2p = metrics.p2p_bytes_forward + metrics.p2p_bytes_backward
+        if metrics.iteration % self._interval == 0:
+            shown = {
+                "loss": f"{metrics.lm_loss:.3f}",
+                "tokens/s": f"{metrics.tokens_per_second:,.0f}",
+                "p2p": f"{p2p / 2**20:.1f} MiB/it",
+            }
+            self._bar.set_postfix(shown, refresh=False)
+        self._bar.update()
+
+    def close(self) -> None:
+        """Leave the finished bar on screen."""
+        self._bar.close()
+
+
+class Sinks:
+    """All sinks of one rank; the ranks that do not write have none."""
+
+    def __init__(self, sinks: Sequence[MetricsSink]) -> None:
+        self._sinks = sinks
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Hand an iteration to every sink."""
+        for sink in self._sinks:
+            sink.write(metrics)
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self._sinks:
+            sink.close()
+
+
+def _lines_up_to(path: Path, iteration: int) -> list[str]:
+    """The whole lines of iterations that a resumed run will not do again."""
+    if iteration == 0 or not path.exists():
+        return []
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            if json.loads(line)["iteration"] > iteration:
+                break
+        except (ValueError, TypeError, KeyError):
+            # The line at which an interrupted run was stopped; what follows is done again.
+            break
+        kept.append(line)
+    return kept

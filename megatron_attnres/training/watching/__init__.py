@@ -1,0 +1,1 @@
+"""What looks after a run while nobody looks: heartbeats, failure reports, alarms, events."""
