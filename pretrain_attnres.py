@@ -1,5 +1,6 @@
 """Pretrain a GPT with Attention Residuals: read the configuration, build, train."""
 
+import faulthandler
 import os
 import sys
 
@@ -34,6 +35,8 @@ def main(argv: list[str]) -> int:
             return launch(argv, config.nproc_per_node, forwarded, stopped_status)
 
         signals = SignalNote(stop_signals)
+        # Until the run's folder is known; the default action of the signal is to die.
+        faulthandler.register(STACK_SIGNAL, all_threads=True)
         # torch and Megatron-Core take seconds to import: only a run that will start pays for them.
         ignore_known_warnings()
         from megatron_attnres.parallel.cpu import import_megatron_core

@@ -79,4 +79,4 @@ class Transfer:
 def reason_of(error: BaseException) -> str:
     """What a backend says went wrong, in one line, without its source file and its advice."""
     first = (str(error).splitlines() or [""])[0]
-    return re.sub(r"^\[[^\]]*\]\s*", "", first).partition(". This is typically")[0]
+    return re.sub(r"^\[/[^\]]*\]\s*", "", first).partition(". This is typically")[0]

@@ -20,6 +20,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 STACK_SIGNAL = signal.SIGUSR2
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
+# From a rank's death until those that miss it have reported it, which takes some heartbeats.
+REPORT_SECONDS = 30.0
 
 
 def under_launcher() -> bool:
@@ -74,13 +76,17 @@ def _wait(ranks: Sequence[subprocess.Popen], stopped_status: int) -> int:
         statuses = [rank.poll() for rank in ranks]
         failed = [status for status in statuses if status and status != stopped_status]
         if failed:
-            if failed[0] in (EXIT_STATUS_BAD_INPUT, EXIT_STATUS_GAVE_UP):
+            # A killed rank is why others have failed since.
+            status = next((one for one in failed if one < 0), failed[0])
+            if status in (EXIT_STATUS_BAD_INPUT, EXIT_STATUS_GAVE_UP):
                 # All ranks end so, and rank 0, which says why, may not be the first.
-                _wait_a_moment(ranks)
+                _wait_for_all(ranks, GRACE_SECONDS)
             else:
-                print(_obituary(statuses.index(failed[0]), failed[0]), file=sys.stderr)
+                print(_obituary(statuses.index(status), status), file=sys.stderr)
+            if status < 0:
+                _wait_for_all(ranks, REPORT_SECONDS)
             # A rank killed by signal n shows as -n; shells and schedulers expect 128 + n.
-            return failed[0] if failed[0] > 0 else 128 - failed[0]
+            return status if status > 0 else 128 - status
         if None not in statuses:
             return max(statuses)
         time.sleep(POLL_SECONDS)
@@ -92,9 +98,9 @@ def _obituary(rank: int, status: int) -> str:
     return f"rank {rank} {how}; the other ranks are stopped"
 
 
-def _wait_a_moment(ranks: Sequence[subprocess.Popen]) -> None:
-    """Return when all ranks have ended, or after the grace period."""
-    deadline = time.monotonic() + GRACE_SECONDS
+def _wait_for_all(ranks: Sequence[subprocess.Popen], seconds: float) -> None:
+    """Return when all ranks have ended, or after so long."""
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(rank.poll() is None for rank in ranks):
         time.sleep(POLL_SECONDS)
 

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from megatron_attnres.training.launch import launch
+from megatron_attnres.training.launch import _wait, launch
 from tests.training.command import ROOT
 
 LAUNCH = (
@@ -49,10 +50,33 @@ def test_one_rank_s_failure_ends_the_others_with_its_status(script):
     assert time.monotonic() - start < 20
 
 
-def test_a_killed_rank_shows_as_its_signal(script, capfd):
+def test_a_killed_rank_shows_as_its_signal(script, capfd, monkeypatch):
+    monkeypatch.setattr("megatron_attnres.training.launch.REPORT_SECONDS", 0.5)
     program = script("os.kill(os.getpid(), 9) if RANK == 2 else time.sleep(60)")
     assert launch([program], 3) == 128 + signal.SIGKILL
     assert capfd.readouterr().err == "rank 2 was killed by SIGKILL; the other ranks are stopped\n"
+
+
+def test_ranks_that_miss_a_killed_one_have_time_to_report_it(script, capfd):
+    program = script(
+        "os.kill(os.getpid(), 9) if RANK == 2 else time.sleep(0.3 + RANK * 0.5)\n"
+        "if RANK == 1: print('the report', file=sys.stderr)\n"
+        "sys.exit(1)"
+    )
+    start = time.monotonic()
+    assert launch([program], 3) == 128 + signal.SIGKILL
+    assert time.monotonic() - start < 4, "no longer than they need"
+    said = capfd.readouterr().err.splitlines()
+    assert sorted(said) == [
+        "rank 2 was killed by SIGKILL; the other ranks are stopped",
+        "the report",
+    ]
+
+
+def test_a_killed_rank_is_named_though_others_have_failed_of_it(capfd):
+    ended = [SimpleNamespace(poll=lambda status=status: status) for status in (1, -9, 0)]
+    assert _wait(ended, 0) == 128 + signal.SIGKILL
+    assert capfd.readouterr().err == "rank 1 was killed by SIGKILL; the other ranks are stopped\n"
 
 
 def test_a_rank_that_ignores_the_request_to_end_is_killed(script, monkeypatch):

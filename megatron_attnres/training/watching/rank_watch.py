@@ -201,13 +201,16 @@ class RankWatch:
             diagnosis = diagnose(
                 Observation(records, self._world_size, time.time(), self._heartbeat_seconds, wrong)
             )
-            if diagnosis.is_certain or time.time() > deadline:
+            if diagnosis.is_certain:
+                # Ranks of the same node that died at the same moment fall silent one after another.
+                deadline = min(deadline, time.time() + self._heartbeat_seconds)
+            if time.time() > deadline:
                 return diagnosis, {rank: one.host for rank, one in records.items()}
-            time.sleep(0.5)
+            time.sleep(min(0.5, self._heartbeat_seconds))
 
     def _await_report(self) -> None:
         """Another rank writes it; where that rank was lost too, nobody does."""
-        wait = SILENT_INTERVALS * self._heartbeat_seconds + SETTLE_SECONDS + LEAVE_SECONDS
+        wait = (SILENT_INTERVALS + 1) * self._heartbeat_seconds + SETTLE_SECONDS + LEAVE_SECONDS
         deadline = time.time() + wait
         while not self._folder.report(self._attempt).exists():
             if time.time() > deadline:
