@@ -24,8 +24,9 @@ from megatron_attnres.pipeline.schedule import ScheduleConfig
 from megatron_attnres.training.arguments import parse_arguments
 from megatron_attnres.training.blocks import block_size_of
 from megatron_attnres.training.checkpoints.configuration import SaveConfig
-from megatron_attnres.training.checks import check_arguments, check_run, required
+from megatron_attnres.training.checks import check_arguments, required
 from megatron_attnres.training.launch import under_launcher
+from megatron_attnres.training.layout_checks import check_run
 from megatron_attnres.training.run_config import (
     LoopConfig,
     ProfileConfig,

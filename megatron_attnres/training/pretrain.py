@@ -1,10 +1,7 @@
 """A whole run on one rank: join the job, build, resume, train, sum up."""
 
-import os
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,34 +26,24 @@ from megatron_attnres.parallel.groups import (
 )
 from megatron_attnres.training.batches import BatchSource
 from megatron_attnres.training.build import build_step, make_plan
-from megatron_attnres.training.checkpoints.description import TrainingState
 from megatron_attnres.training.checkpoints.pieces import StatePieces
 from megatron_attnres.training.checkpoints.resumable import Resumable
 from megatron_attnres.training.course import open_course
 from megatron_attnres.training.iteration import Iteration
 from megatron_attnres.training.loop import TrainingLoop
+from megatron_attnres.training.milestones import open_events, say_end, say_start
 from megatron_attnres.training.profiling import open_profile
 from megatron_attnres.training.run_config import RunConfig
 from megatron_attnres.training.signals import SignalNote
-from megatron_attnres.training.sinks import (
-    History,
-    JsonLinesFile,
-    ProgressBar,
-    Sinks,
-    TensorBoardFile,
-    WandbRun,
-)
+from megatron_attnres.training.sinks import History, open_sinks
 from megatron_attnres.training.stopping import StopRequest
 from megatron_attnres.training.summary import report
 from megatron_attnres.training.throughput import peak_tflops
 from megatron_attnres.training.watching.activity import ENDING, Activity
 from megatron_attnres.training.watching.elsewhere import comes_from_elsewhere
-from megatron_attnres.training.watching.events import EventLog
-from megatron_attnres.training.watching.run_folder import RunFolder
 from megatron_attnres.training.watching.start import (
     hosts_of_all_ranks,
     new_activity,
-    next_start,
     open_watch,
 )
 
@@ -142,9 +129,9 @@ def _run(config: RunConfig, tokenizer: Tokenizer, signals: SignalNote, activity:
     )
     state = resumable.load()
 
-    history, events, hosts = History(), _events(config), hosts_of_all_ranks()
+    history, events, hosts = History(), open_events(config), hosts_of_all_ranks()
     with same_error_on_all_ranks():
-        sinks = _sinks(config, state, history)
+        sinks = open_sinks(config, state.iteration, history)
     profile = open_profile(config, step, groups)
     stop = StopRequest(signals, config.loop.exit_duration_minutes)
     peak = peak_tflops(config.watch.peak_tflops, config.optimizer.precision, accelerator_name())
@@ -163,21 +150,14 @@ def _run(config: RunConfig, tokenizer: Tokenizer, signals: SignalNote, activity:
         activity,
         profile,
     )
-    if events is not None:
-        events.add(
-            "start",
-            state.iteration,
-            _start_in_words(config, state, hosts),
-            train_iters=config.loop.train_iters,
-        )
+    say_start(events, config, state.iteration, hosts)
     try:
         reason = loop.run(state)
     finally:
         sinks.close()
     with activity.doing(ENDING):
         report(config, optimizer, data, history)
-        if events is not None:
-            _say_how_it_ended(config, state, reason, events)
+        say_end(events, config, state.iteration, reason)
         # All end together: a job script may end what goes on after the first rank has ended.
         distributed.barrier()
     return config.loop.exit_status_when_stopped if reason is not None else 0
@@ -211,48 +191,3 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, groups: ParallelGroups) 
         (loop.train_iters * loop.global_batch_size, validation_samples, 0),
     )
     return BatchSource(config, groups.data_rank, training, validation)
-
-
-def _events(config: RunConfig) -> EventLog | None:
-    """Events are written by one rank."""
-    if distributed.get_rank() != 0:
-        return None
-    run_dir = config.watch.run_dir
-    return EventLog(RunFolder(Path(run_dir)).events if run_dir is not None else None)
-
-
-def _start_in_words(config: RunConfig, state: TrainingState, hosts: Sequence[str]) -> str:
-    where = f"{len(hosts)} ranks on {len(set(hosts))} hosts ({', '.join(sorted(set(hosts))[:8])})"
-    job = os.environ.get("SLURM_JOB_ID")
-    slurm = f", Slurm job {job}" if job else ""
-    at = f"after iteration {state.iteration}" if state.iteration else "at the beginning"
-    return f"{at} of {config.loop.train_iters}, {where}{slurm}"
-
-
-def _say_how_it_ended(
-    config: RunConfig, state: TrainingState, reason: str | None, events: EventLog
-) -> None:
-    if reason is None:
-        events.add("end", state.iteration, f"all {state.iteration} iterations are done")
-        return
-    goes_on = next_start(config.loop.save)
-    events.add(
-        "stop", state.iteration, f"{reason}: stopped after iteration {state.iteration}; {goes_on}"
-    )
-
-
-def _sinks(config: RunConfig, state: TrainingState, history: History) -> Sinks:
-    """Metrics are written by one rank."""
-    if distributed.get_rank() != 0:
-        return Sinks([])
-    loop = config.loop
-    sinks = [history]
-    if loop.metrics_file is not None:
-        sinks.append(JsonLinesFile(loop.metrics_file, state.iteration))
-    if loop.tensorboard_dir is not None:
-        sinks.append(TensorBoardFile(loop.tensorboard_dir, state.iteration))
-    if config.watch.wandb_project is not None:
-        sinks.append(WandbRun(config.watch, asdict(config)))
-    # Last, so that the bar is not drawn when a file cannot be opened.
-    sinks.append(ProgressBar(loop.train_iters, state.iteration, loop.log_interval))
-    return Sinks(sinks)

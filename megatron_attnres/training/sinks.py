@@ -4,15 +4,17 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import distributed
 from tqdm import tqdm
 
 from megatron_attnres.errors import InputError
 from megatron_attnres.training.metrics import IterationMetrics
-from megatron_attnres.training.run_config import WatchConfig
+from megatron_attnres.training.run_config import RunConfig, WatchConfig
 
 
 class MetricsSink(Protocol):
@@ -173,6 +175,32 @@ class Sinks:
         """Close every sink."""
         for sink in self._sinks:
             sink.close()
+
+
+def open_sinks(config: RunConfig, iteration: int, history: History) -> Sinks:
+    """Where the run's metrics go. One rank writes them.
+
+    Args:
+        config: of the run.
+        iteration: after which it goes on.
+        history: keeps them in memory.
+
+    Raises:
+        InputError: a file cannot be written, or Weights & Biases not be reached.
+    """
+    if distributed.get_rank() != 0:
+        return Sinks([])
+    loop = config.loop
+    sinks = [history]
+    if loop.metrics_file is not None:
+        sinks.append(JsonLinesFile(loop.metrics_file, iteration))
+    if loop.tensorboard_dir is not None:
+        sinks.append(TensorBoardFile(loop.tensorboard_dir, iteration))
+    if config.watch.wandb_project is not None:
+        sinks.append(WandbRun(config.watch, asdict(config)))
+    # Last, so that the bar is not drawn when a file cannot be opened.
+    sinks.append(ProgressBar(loop.train_iters, iteration, loop.log_interval))
+    return Sinks(sinks)
 
 
 def _lines_up_to(path: Path, iteration: int) -> list[str]:

@@ -14,7 +14,8 @@ from megatron_attnres.pipeline.simulator.network import Link, Network, node_of_s
 from megatron_attnres.pipeline.timeline.chunk_times import chunk_seconds
 from megatron_attnres.pipeline.timeline.timeline_file import read_timelines
 from megatron_attnres.training.blocks import block_size_of
-from megatron_attnres.training.checks import check_chunks, check_interleaving, flag, required
+from megatron_attnres.training.checks import flag, required
+from megatron_attnres.training.layout_checks import check_chunks, check_interleaving
 
 GIGA, MICRO = 1e9, 1e-6
 ENTRY_SIZES = ("seq_length", "micro_batch_size", "hidden_size")

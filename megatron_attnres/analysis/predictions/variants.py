@@ -8,7 +8,8 @@ from megatron_attnres.analysis.predictions.description import check_microbatches
 from megatron_attnres.analysis.predictions.scenario import Scenario, blocks_of
 from megatron_attnres.errors import InputError
 from megatron_attnres.training.blocks import block_size_of
-from megatron_attnres.training.checks import check_chunks, flag
+from megatron_attnres.training.checks import flag
+from megatron_attnres.training.layout_checks import check_chunks
 
 CHOSEN = (
     "virtual_pipeline_model_parallel_size",
