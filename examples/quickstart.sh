@@ -21,4 +21,5 @@ if [[ ! -f "$RUN/library_text_document.idx" ]]; then
         --tokenizer-model "$RUN/tokenizer.model" --output-prefix "$RUN/library"
 fi
 
-"$PYTHON" pretrain_attnres.py --config examples/quickstart.yaml "$@"
+"$PYTHON" pretrain_attnres.py --config examples/quickstart.yaml \
+    --summary-file "$RUN/summary.json" "$@"

@@ -50,7 +50,8 @@ def _parser() -> CommandParser:
         "Print how runs stand and what was alarming; draw their curves.",
         epilog="States: running, finished (all iterations are done), stopped (asked to, and can "
         "go on), failed (see the report), silent (started, and no heartbeat for a minute: killed, "
-        "or its nodes are gone), not started. Exit status: 0, whatever the state; 2 for bad input.",
+        "or its nodes are gone), gave up (too many updates skipped), not started. Exit status: 0, "
+        "whatever the state; 2 for bad input.",
     )
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="folder that --run-dir named")
@@ -77,6 +78,7 @@ def _draw(path: str, names: Sequence[str], contents: Sequence[RunContents]) -> N
 
     curves = [read_curves(*run) for run in zip(names, contents, strict=True)]
     write_output_file("--plot", path, lambda target: draw_curves(curves, target))
+    print(f"written: {path}", file=sys.stderr)
 
 
 def _lines(states: Sequence[RunState], all_alarms: bool) -> Iterator[str]:

@@ -55,7 +55,8 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
         "--save-on-signal",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="on SIGTERM or SIGUSR1 finish the iteration, save, exit with 0",
+        help="on SIGTERM or SIGUSR1 finish the iteration, save, exit with 0 or "
+        "--exit-status-when-stopped",
     )
     add(
         "--exit-duration-minutes",

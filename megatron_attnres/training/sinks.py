@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
@@ -15,6 +16,9 @@ from tqdm import tqdm
 from megatron_attnres.errors import InputError
 from megatron_attnres.training.metrics import IterationMetrics
 from megatron_attnres.training.run_config import RunConfig, WatchConfig
+
+# Between two lines of a log file.
+LINE_SECONDS = 10.0
 
 
 class MetricsSink(Protocol):
@@ -129,8 +133,34 @@ class WandbRun:
         self._run.finish()
 
 
+class ProgressLines:
+    """For log files: a line now and then, and one for the last iteration."""
+
+    def __init__(self, train_iters: int) -> None:
+        self._train_iters = train_iters
+        self._due = 0.0
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Print a line if it is time."""
+        now = time.monotonic()
+        if now < self._due and metrics.iteration < self._train_iters:
+            return
+        self._due = now + LINE_SECONDS
+        left = (self._train_iters - metrics.iteration) * metrics.step_seconds
+        print(
+            f"iteration {metrics.iteration}/{self._train_iters}: loss {metrics.lm_loss:.4f}, "
+            f"{metrics.tokens_per_second:,.0f} tokens/s, {metrics.step_seconds:.2f} s, about "
+            f"{left / 60:,.0f} min left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
 class ProgressBar:
-    """One bar with loss, speed and pipeline traffic."""
+    """For a terminal: one bar with loss, speed and pipeline traffic."""
 
     def __init__(self, train_iters: int, start: int, interval: int) -> None:
         self._interval = interval
@@ -138,8 +168,7 @@ class ProgressBar:
             total=train_iters,
             initial=start,
             unit="it",
-            # A log file gets a line now and then, a terminal a living bar.
-            mininterval=0.5 if sys.stderr.isatty() else 10.0,
+            mininterval=0.5,
             disable="PYTEST_CURRENT_TEST" in os.environ,
         )
 
@@ -199,7 +228,10 @@ def open_sinks(config: RunConfig, iteration: int, history: History) -> Sinks:
     if config.watch.wandb_project is not None:
         sinks.append(WandbRun(config.watch, asdict(config)))
     # Last, so that the bar is not drawn when a file cannot be opened.
-    sinks.append(ProgressBar(loop.train_iters, iteration, loop.log_interval))
+    if sys.stderr.isatty():
+        sinks.append(ProgressBar(loop.train_iters, iteration, loop.log_interval))
+    else:
+        sinks.append(ProgressLines(loop.train_iters))
     return Sinks(sinks)
 
 

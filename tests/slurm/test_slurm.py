@@ -175,7 +175,7 @@ def preempted_twice(submit: Callable[..., Job]) -> Job:
     job.trains(5)
     job.cluster.command("scontrol", "requeue", str(job.id))
     job.until(lambda: job.count("[start]") == 2, "the second start")
-    job.trains(job.iterations() + 2)
+    job.trains(job.iterations() + 5)
     # So that the run does not end before its time is over; Slurm's warning wakes it.
     job.process_of(0).suspend()
     job.let_time_run_out()
@@ -197,7 +197,7 @@ def failing(submit: Callable[..., Job]) -> tuple[Job, dict[str, Failure]]:
         )
     ):
         job.until(lambda wanted=number + 1: job.count("[start]") == wanted, f"start {number + 1}")
-        job.trains(job.iterations() + 2)
+        job.trains(job.iterations() + 5)
         before = len(list((job.folder / "failures").glob("*.txt")))
         provoke()
         seconds = job.until(

@@ -33,7 +33,7 @@ def test_one_run(runs):
     answer = show(runs[0])
     assert (answer.status, answer.stderr) == (0, "")
     lines = answer.stdout.splitlines()
-    assert lines[0] == "alive: running, iteration 12 of 30, 1 rank"
+    assert lines[0].startswith("alive: running, iteration 12 of 30, 1 rank, last heard of ")
     assert lines[-1].endswith("loss spike     loss spike")
 
 

@@ -118,14 +118,10 @@ def _last_iterations(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any] |
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    try:
-        events = read_events(path)
-    except ValueError:
-        raise InputError(f"{path}: is damaged, it holds no text; move it away") from None
     types = {"kind": str, "message": str, "iteration": int, "time": int | float}
     return [
         one
-        for one in events
+        for one in read_events(path)
         if all(isinstance(one.get(name), expected) for name, expected in types.items())
     ]
 

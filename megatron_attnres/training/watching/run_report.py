@@ -28,7 +28,8 @@ def run_lines(state: RunState, all_alarms: bool = False) -> Iterator[str]:
             "checkpoint", f"after iteration {state.checkpoint_iteration}: {state.checkpoint}"
         )
     skipped = f", {_count(state.skipped_steps, 'update')} skipped" if state.skipped_steps else ""
-    so_far = f"{_count(state.starts, 'start')}, {_count(state.failures, 'failure')}{skipped}"
+    lost = f", {state.lost} of them without an end" if state.lost else ""
+    so_far = f"{_count(state.starts, 'start')}{lost}, {_count(state.failures, 'failure')}{skipped}"
     yield _line("so far", so_far)
     yield from alarm_lines(state, None if all_alarms else LAST_ALARMS)
     if state.state in ("failed", "gave up") and state.failure is not None:
@@ -83,7 +84,7 @@ def _headline(state: RunState) -> str:
             first = " ".join(map(str, state.silent_ranks[:8]))
             more = " ..." if len(state.silent_ranks) > 8 else ""
             parts.append(f"no heartbeat of {len(state.silent_ranks)} of them: {first}{more}")
-    elif state.quiet_seconds is not None:
+    if state.quiet_seconds is not None:
         parts.append(f"last heard of {duration(state.quiet_seconds)} ago")
     return ", ".join(parts)
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -57,6 +58,7 @@ class RunState:
         ranks: of the newest start.
         silent_ranks: those of them that should run and are not heard of.
         starts, failures: so far.
+        lost: starts that nothing says the end of, the one that runs excluded.
         alarms: what somebody should look at, the oldest first; see events.py.
         failure: the newest report of a failure, or verdict that the run gave up.
     """
@@ -87,6 +89,7 @@ class RunState:
     ranks: int
     silent_ranks: Sequence[int]
     starts: int
+    lost: int
     failures: int
     alarms: Sequence[Mapping[str, Any]]
     failure: Mapping[str, Any] | None
@@ -153,6 +156,7 @@ def state_of(name: str, contents: RunContents, now: float) -> RunState:
             if one.state == "running" and not _is_fresh(one, now)
         ),
         starts=sum(one["kind"] == "start" for one in events),
+        lost=_lost_starts([one["kind"] for one in events], state == "running"),
         failures=len(failures),
         alarms=[one for one in events if one["kind"] in ALARMS],
         failure=verdicts[-1] if verdicts else None,
@@ -192,6 +196,12 @@ def _train_iters(contents: RunContents) -> int | None:
 
 def _is_fresh(record: RankRecord, now: float) -> bool:
     return now - record.beat <= FRESH_SECONDS
+
+
+def _lost_starts(kinds: Sequence[str], is_running: bool) -> int:
+    courses = [kind for kind in kinds if kind == "start" or kind in ENDED]
+    lost = sum(one == other == "start" for one, other in pairwise(courses))
+    return lost + (courses[-1:] == ["start"] and not is_running)
 
 
 def _quiet_seconds(contents: RunContents, now: float) -> float | None:

@@ -134,7 +134,7 @@ def test_a_run_runs_where_a_rank_is_alive_and_else_ended_as_it_said(
     elif word == "silent" and said and said[-1]["kind"] in ENDED:
         # A later start is lost that had not said yet that it began.
         assert any(one.beat > said[-1]["time"] + FRESH_SECONDS for one in records)
-    if not any(one["kind"] == "failure" for one in events):
+    if not any(one["kind"] in ("failure", "gave up") for one in events):
         course = [one for one in events if one["kind"] not in ALARMS]
         assert state_word(replace(contents, events=course), NOW) == word
 
@@ -229,13 +229,30 @@ def test_people_see_it(tmp_path):
     assert everything.count("loss spike  ") == LAST_ALARMS
 
 
+@pytest.mark.parametrize(
+    ("kinds_so_far", "lost"),
+    [
+        (["start", "end"], 0),
+        (["start", "stop", "start", "failure", "start", "end"], 0),
+        (["start", "start", "end"], 1),
+        (["start", "skipped", "start"], 2),
+    ],
+)
+def test_starts_without_an_end_are_counted(tmp_path, kinds_so_far, lost):
+    path = make_run(tmp_path / "a", 3, [event(kind, at=NOW - 500) for kind in kinds_so_far])
+    state = state_at(path)
+    assert state.lost == lost
+    (so_far,) = [line for line in run_lines(state) if line.strip().startswith("so far")]
+    assert ("without an end" in so_far) == (lost > 0)
+
+
 def test_a_running_run_says_how_long_it_takes_and_who_is_silent(tmp_path):
     ranks = [record(rank, beat=NOW - (0 if rank == 0 else 99)) for rank in range(12)]
     path = make_run(tmp_path / "a", 20, [event("start", train_iters=20 + 7200)], ranks)
     lines = list(run_lines(state_at(path)))
     assert lines[0] == (
         "a: running, iteration 20 of 7,220, 12 ranks, no heartbeat of 11 of them: "
-        "1 2 3 4 5 6 7 8 ..."
+        "1 2 3 4 5 6 7 8 ..., last heard of 0 s ago"
     )
     assert any(line.endswith("remaining  about 1 h 0 min") for line in lines)
 
@@ -355,15 +372,12 @@ def test_what_has_hardly_started_can_be_shown(tmp_path):
         ("empty", "empty: holds nothing that a run writes"),
         ("x" * 300, "File name too long"),
         ("odd", "Is a directory"),
-        ("binary", "events.jsonl: is damaged"),
     ],
 )
 def test_what_is_no_run_is_refused_in_one_line(name, said, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "odd" / "metrics.jsonl").mkdir(parents=True)
-    (tmp_path / "binary").mkdir()
-    (tmp_path / "binary" / "events.jsonl").write_bytes(b"\xff\n")
     with pytest.raises(InputError) as caught:
         read_run(tmp_path / name)
     assert said in str(caught.value)
