@@ -4,15 +4,21 @@ torchrun works as well. It is not used here because it prints a report of its ow
 rank and always exits with status 1, which hides the one line and the status of a bad value.
 """
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 
-from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT, EXIT_STATUS_GAVE_UP
+from megatron_attnres.errors import (
+    EXIT_STATUS_BAD_INPUT,
+    EXIT_STATUS_FAILED,
+    EXIT_STATUS_GAVE_UP,
+)
 
 # What --save-on-signal listens to.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -22,6 +28,10 @@ POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 # From a rank's death until those that miss it have reported it, which takes some heartbeats.
 REPORT_SECONDS = 30.0
+# From the end of the first rank, when all have done their work, to that of the last one.
+END_SECONDS = 60.0
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def under_launcher() -> bool:
@@ -48,48 +58,78 @@ def launch(
     Returns:
         0, the status of ranks that were asked to end, or that of the rank that failed first.
     """
+    received: deque[signal.Signals] = deque()
+
+    def note(number: int, frame: object) -> None:
+        received.append(signal.Signals(number))
+
+    # Handlers only note: whatever comes, and when, no rank is forgotten.
+    listened = {signal.SIGINT, signal.SIGHUP, *STOP_SIGNALS, *forwarded}
+    previous = {number: signal.signal(number, note) for number in listened}
     port = _free_port()
-    ranks = [
-        subprocess.Popen([sys.executable, *argv], env=_environment(rank, num_ranks, port))
-        for rank in range(num_ranks)
-    ]
-
-    def forward(number: int, frame: object) -> None:
-        for rank in ranks:
-            rank.send_signal(number)
-
-    handlers = dict.fromkeys((*STOP_SIGNALS, signal.SIGHUP), _stop)
-    handlers |= dict.fromkeys(forwarded, forward)
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    ranks: list[subprocess.Popen] = []
     try:
-        return _wait(ranks, stopped_status)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        for rank in range(num_ranks):
+            environment = _environment(rank, num_ranks, port)
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, *argv], env=environment, preexec_fn=_end_with_launcher
+                )
+            )
+        return _wait(ranks, received, forwarded, stopped_status)
     finally:
         _end(ranks)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _wait(ranks: Sequence[subprocess.Popen], stopped_status: int) -> int:
+def _wait(
+    ranks: Sequence[subprocess.Popen],
+    received: deque[signal.Signals],
+    forwarded: Sequence[signal.Signals],
+    stopped_status: int,
+) -> int:
+    deadline: float | None = None
     while True:
+        while received:
+            number = received.popleft()
+            if number not in forwarded:
+                return 128 + number
+            for rank in ranks:
+                rank.send_signal(number)
         statuses = [rank.poll() for rank in ranks]
         failed = [status for status in statuses if status and status != stopped_status]
         if failed:
-            # A killed rank is why others have failed since.
-            status = next((one for one in failed if one < 0), failed[0])
-            if status in (EXIT_STATUS_BAD_INPUT, EXIT_STATUS_GAVE_UP):
-                # All ranks end so, and rank 0, which says why, may not be the first.
-                _wait_for_all(ranks, GRACE_SECONDS)
-            else:
-                print(_obituary(statuses.index(status), status), file=sys.stderr)
-            if status < 0:
-                _wait_for_all(ranks, REPORT_SECONDS)
-            # A rank killed by signal n shows as -n; shells and schedulers expect 128 + n.
-            return status if status > 0 else 128 - status
+            return _status_of_failure(ranks, statuses, failed, received)
         if None not in statuses:
             return max(statuses)
+        if any(status is not None for status in statuses) and deadline is None:
+            deadline = time.monotonic() + END_SECONDS
+        if deadline is not None and time.monotonic() > deadline:
+            late = [rank for rank, status in enumerate(statuses) if status is None]
+            print(f"ranks {late} do not end though others have; they are stopped", file=sys.stderr)
+            return EXIT_STATUS_FAILED
         time.sleep(POLL_SECONDS)
+
+
+def _status_of_failure(
+    ranks: Sequence[subprocess.Popen],
+    statuses: Sequence[int | None],
+    failed: Sequence[int],
+    received: deque[signal.Signals],
+) -> int:
+    """Say which rank failed, and let the others say what they know."""
+    # A killed rank is why others have failed since.
+    status = next((one for one in failed if one < 0), failed[0])
+    if status in (EXIT_STATUS_BAD_INPUT, EXIT_STATUS_GAVE_UP):
+        # All ranks end so, and rank 0, which says why, may not be the first.
+        _wait_for_all(ranks, GRACE_SECONDS, received)
+    else:
+        print(_obituary(statuses.index(status), status), file=sys.stderr)
+    if status < 0:
+        _wait_for_all(ranks, REPORT_SECONDS, received)
+    # A rank killed by signal n shows as -n; shells and schedulers expect 128 + n.
+    return status if status > 0 else 128 - status
 
 
 def _obituary(rank: int, status: int) -> str:
@@ -98,10 +138,14 @@ def _obituary(rank: int, status: int) -> str:
     return f"rank {rank} {how}; the other ranks are stopped"
 
 
-def _wait_for_all(ranks: Sequence[subprocess.Popen], seconds: float) -> None:
-    """Return when all ranks have ended, or after so long."""
+def _wait_for_all(
+    ranks: Sequence[subprocess.Popen], seconds: float, received: deque[signal.Signals]
+) -> None:
+    """Return when all ranks have ended, after so long, or when somebody is impatient."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(rank.poll() is None for rank in ranks):
+    while time.monotonic() < deadline and not received:
+        if all(rank.poll() is not None for rank in ranks):
+            return
         time.sleep(POLL_SECONDS)
 
 
@@ -133,8 +177,10 @@ def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def _stop(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+def _end_with_launcher() -> None:
+    """Runs in a new rank: let Linux ask it to end when this process is gone, even if killed."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _free_port() -> int:

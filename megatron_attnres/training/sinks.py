@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -57,13 +58,15 @@ class JsonLinesFile:
     def __init__(self, path: str, resumed_iteration: int) -> None:
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            kept = _lines_up_to(Path(path), resumed_iteration)
-            self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
+            # Beside and renamed: whatever happens meanwhile, what was measured stays.
+            writing = Path(path).with_name(Path(path).name + ".writing")
+            writing.write_text("".join(_lines_up_to(Path(path), resumed_iteration)), "utf-8")
+            os.replace(writing, path)
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise InputError(
                 f"--metrics-file {path}: {error.strerror}; give a writable file"
             ) from error
-        self._file.writelines(kept)
 
     def write(self, metrics: IterationMetrics) -> None:
         """Append one line at once, so that a reader and a crash see whole iterations."""
@@ -190,20 +193,39 @@ class ProgressBar:
 
 
 class Sinks:
-    """All sinks of one rank; the ranks that do not write have none."""
+    """All sinks of one rank; the ranks that do not write have none.
+
+    A sink that cannot be written, for a full disk say, is no reason to stop training: it is said
+    once, and tried again at the next iteration.
+    """
 
     def __init__(self, sinks: Sequence[MetricsSink]) -> None:
         self._sinks = sinks
+        self._complained: set[MetricsSink] = set()
 
     def write(self, metrics: IterationMetrics) -> None:
         """Hand an iteration to every sink."""
         for sink in self._sinks:
-            sink.write(metrics)
+            try:
+                sink.write(metrics)
+            except OSError as error:
+                self._complain(sink, error)
 
     def close(self) -> None:
         """Close every sink."""
         for sink in self._sinks:
-            sink.close()
+            try:
+                sink.close()
+            except OSError as error:
+                self._complain(sink, error)
+
+    def _complain(self, sink: MetricsSink, error: OSError) -> None:
+        if sink in self._complained:
+            return
+        self._complained.add(sink)
+        with suppress(OSError):
+            name = type(sink).__name__
+            tqdm.write(f"{name}: not written: {error}; training goes on", file=sys.stderr)
 
 
 def open_sinks(config: RunConfig, iteration: int, history: History) -> Sinks:

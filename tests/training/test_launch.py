@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from megatron_attnres.training.launch import _wait, launch
@@ -73,9 +75,17 @@ def test_ranks_that_miss_a_killed_one_have_time_to_report_it(script, capfd):
     ]
 
 
+def test_a_rank_that_does_not_end_though_others_have_is_stopped(script, monkeypatch, capfd):
+    monkeypatch.setattr("megatron_attnres.training.launch.END_SECONDS", 0.5)
+    start = time.monotonic()
+    assert launch([script("time.sleep(60 if RANK == 1 else 0)")], 3) == 1
+    assert time.monotonic() - start < 10
+    assert capfd.readouterr().err.startswith("ranks [1] do not end though others have")
+
+
 def test_a_killed_rank_is_named_though_others_have_failed_of_it(capfd):
     ended = [SimpleNamespace(poll=lambda status=status: status) for status in (1, -9, 0)]
-    assert _wait(ended, 0) == 128 + signal.SIGKILL
+    assert _wait(ended, deque(), (), 0) == 128 + signal.SIGKILL
     assert capfd.readouterr().err == "rank 1 was killed by SIGKILL; the other ranks are stopped\n"
 
 
@@ -130,8 +140,46 @@ def all_are_gone(folder: Path) -> bool:
 def test_ending_the_launcher_ends_the_ranks(launched, tmp_path, number):
     launcher = launched("{says}time.sleep(60)")
     launcher.send_signal(number)
-    assert launcher.wait(timeout=20) != 0
+    assert launcher.wait(timeout=20) == 128 + number
     assert all_are_gone(tmp_path)
+
+
+def test_an_impatient_user_leaves_no_ranks_behind(launched, tmp_path):
+    """They do not listen to the first signal, and the launcher is told a second time."""
+    launcher = launched(
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{says}time.sleep(60)"
+    )
+    for _ in range(4):
+        launcher.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    assert launcher.wait(timeout=20) == 128 + signal.SIGINT
+    assert all_are_gone(tmp_path)
+
+
+def test_ranks_end_with_a_launcher_that_is_killed(launched, tmp_path):
+    launcher = launched("{says}time.sleep(60)")
+    launcher.kill()
+    launcher.wait(timeout=20)
+    deadline = time.monotonic() + 10
+    while not all_are_gone(tmp_path):
+        assert time.monotonic() < deadline, "ranks live on"
+        time.sleep(0.05)
+
+
+def test_a_signal_while_ranks_are_started_leaves_none_behind(script):
+    """The first rank sends it."""
+    program = script(
+        "import signal\nif RANK == 0: os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(60)"
+    )
+    launcher = subprocess.run(
+        [sys.executable, "-c", LAUNCH.format(""), program], cwd=ROOT, timeout=30, check=False
+    )
+    assert launcher.returncode == 128 + signal.SIGTERM
+    assert not [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if program in process.info["cmdline"]
+    ]
 
 
 # Ranks that end one after the other, rank 1 first.

@@ -39,6 +39,7 @@ class Activity:
         self.iteration = 0
         self.part = STARTING
         self.since = time.time()
+        self._got_on = time.monotonic()
         self.seconds: dict[str, float] = {}
         self.waits: WaitClock | None = None
         self._synchronize = synchronize
@@ -48,9 +49,15 @@ class Activity:
         """The transfer that the main thread waits for now, if any."""
         return self.waits.current if self.waits is not None else None
 
+    @property
+    def stuck_seconds(self) -> float:
+        """Since the main thread last got on, whatever happened to the host's clock."""
+        return time.monotonic() - self._got_on
+
     def begin(self, iteration: int) -> None:
         """An iteration starts."""
         self.iteration = iteration
+        self.part = FORWARD_BACKWARD
         self.seconds = {}
         self.get_on()
 
@@ -68,3 +75,4 @@ class Activity:
     def get_on(self) -> None:
         """The main thread is alive and not stuck."""
         self.since = time.time()
+        self._got_on = time.monotonic()

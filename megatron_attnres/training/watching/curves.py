@@ -31,6 +31,7 @@ MOST_POINTS = 400
 COLUMNS = ("tokens", "lm_loss", "grad_norm", "tokens_per_second")
 MARKERS = {
     "failure": "X",
+    "gave up": "P",
     "skipped": "s",
     "loss spike": "^",
     "gradient norm": "D",
@@ -203,7 +204,7 @@ def _draw_points(axes: "Axes", run: Curves, colour: str) -> None:
         style = {"s": 28, "color": colour, "edgecolors": "white", "linewidths": 0.8}
         axes.scatter(*zip(*run.validations, strict=True), zorder=3, **style)
     for kind, points in run.alarms.items():
-        size = 70 if kind == "failure" else 34
+        size = 70 if kind in ("failure", "gave up") else 34
         style = {"s": size, "color": colour, "edgecolors": "black", "linewidths": 0.9}
         axes.scatter(*zip(*points, strict=True), marker=MARKERS[kind], zorder=4, **style)
 

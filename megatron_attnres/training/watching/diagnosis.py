@@ -9,6 +9,7 @@ from megatron_attnres.training.watching.rank_record import RankRecord
 
 # A rank that has said nothing for so many intervals of its heartbeat is dead, stopped or cut off.
 SILENT_INTERVALS = 3
+GONE_INTERVALS = 1.5
 # Of each part of a report.
 MOST_CAUSES = 6
 MOST_LINES = 4
@@ -147,12 +148,13 @@ def _silent(seen: Observation) -> list[int]:
 
 
 def _is_silent(seen: Observation, rank: int) -> bool:
-    """Its process is known not to run, or it has said nothing for long, or never anything."""
+    """It has said nothing for long, or for a while and its process does not run, or never."""
     one = seen.records.get(rank)
     if one is None:
         return True
-    limit = SILENT_INTERVALS * seen.heartbeat_seconds
-    return one.state == "running" and (rank in seen.processes or seen.now - one.beat > limit)
+    # A process that is not to be found may live in another container: its heartbeat counts more.
+    intervals = GONE_INTERVALS if rank in seen.processes else SILENT_INTERVALS
+    return one.state == "running" and seen.now - one.beat > intervals * seen.heartbeat_seconds
 
 
 def _silent_suspect(seen: Observation, rank: int) -> Suspect:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -43,7 +44,7 @@ class EventLog:
 
     def add(self, kind: Kind, iteration: int, message: str, **facts: Any) -> None:
         """One event; a disk that is full is no reason to stop training."""
-        tqdm.write(f"[{kind}] {message}", file=sys.stderr)
+        _say(f"[{kind}] {message}")
         if self._path is None:
             return
         event = {"time": time.time(), "kind": kind, "iteration": iteration, "message": message}
@@ -53,7 +54,13 @@ class EventLog:
             with self._path.open("ab+", buffering=0) as file:
                 file.write(_missing_line_end(file) + json.dumps(event | facts).encode() + b"\n")
         except OSError as error:
-            tqdm.write(f"{self._path}: not written: {error.strerror}", file=sys.stderr)
+            _say(f"{self._path}: not written: {error.strerror}")
+
+
+def _say(text: str) -> None:
+    """On stderr, if anybody listens there."""
+    with suppress(OSError):
+        tqdm.write(text, file=sys.stderr)
 
 
 def _missing_line_end(file: BinaryIO) -> bytes:
@@ -75,7 +82,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             event = json.loads(line)
-        except ValueError:  # the line at which a crash cut the file
+        except (ValueError, RecursionError):  # the line at which a crash cut the file
             continue
         if isinstance(event, dict):
             events.append(event)

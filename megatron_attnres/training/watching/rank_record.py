@@ -5,7 +5,8 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -85,15 +86,27 @@ def read_record(path: Path) -> RankRecord | None:
     """A record; None where there is none that can be read."""
     for _ in range(READ_ATTEMPTS):
         try:
-            return RankRecord(**json.loads(path.read_text(encoding="utf-8")))
+            # A pipe of that name would never end.
+            content = path.read_text(encoding="utf-8") if path.is_file() else None
+            return RankRecord(**json.loads(content)) if content is not None else None
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             time.sleep(0.05)
     return None
 
 
 def read_records(folder: RunFolder, ranks: Iterable[int], attempt: str) -> dict[int, RankRecord]:
-    """The records of one start, by rank; without those that are missing or of another start."""
-    records = {rank: read_record(folder.record(rank)) for rank in ranks}
-    return {rank: one for rank, one in records.items() if one and one.attempt == attempt}
+    """The records of one start, by rank; without those that are missing or of another start.
+
+    Their beats are the dates of the files: hosts' clocks differ, the folder has one.
+    """
+    records = {}
+    for rank in ranks:
+        path = folder.record(rank)
+        record = read_record(path)
+        if record is not None and record.attempt == attempt:
+            with suppress(OSError):
+                record = replace(record, beat=path.stat().st_mtime)
+            records[rank] = record
+    return records

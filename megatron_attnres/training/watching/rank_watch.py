@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -82,6 +83,7 @@ class RankWatch:
         self._failing = threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._stacks = folder.stacks(rank)
+        self._own: RankRecord | None = None
 
     def start(self) -> None:
         """Write the first record and go on in a thread.
@@ -112,8 +114,13 @@ class RankWatch:
         self._stopping.set()
         try:
             message = f"{type(error).__name__}: {reason_of(error)}"
-            self._say("failed", message, own_fault)
-            self._keep_stacks(error)
+            # A disk that is full must not keep the report from being said.
+            with suppress(OSError):
+                self._say("failed", message, own_fault)
+            try:
+                self._keep_stacks(error)
+            except OSError:
+                traceback.print_exception(error)
             if self._claim():
                 self._report()
             else:
@@ -136,7 +143,7 @@ class RankWatch:
                 # The main thread has as long to end by itself.
                 time.sleep(LEAVE_SECONDS)
                 self._leave()
-            stuck = time.time() - self._activity.since
+            stuck = self._activity.stuck_seconds
             limit = self._timeout_seconds + HANG_GRACE_SECONDS
             if stuck > limit and self._activity.part not in MAY_TAKE_LONG:
                 self.fail(TimeoutError(f"has not got on for {stuck:.0f} s"), own_fault=True)
@@ -157,6 +164,7 @@ class RankWatch:
             error,
             own_fault,
         )
+        self._own = record
         write_record(self._folder.record(self._rank), record)
 
     def _keep_stacks(self, error: BaseException) -> None:
@@ -172,6 +180,9 @@ class RankWatch:
             self._folder.claim(self._attempt).touch(exist_ok=False)
         except FileExistsError:
             return False
+        except OSError:
+            # Nobody can claim it: better said several times than never.
+            return True
         return True
 
     def _report(self) -> None:
@@ -198,8 +209,10 @@ class RankWatch:
         while True:
             records = read_records(self._folder, range(self._world_size), self._attempt)
             wrong = processes_not_running(records.values(), host_name())
+            # Of a rank that could not write its record, it is known here.
+            records[self._rank] = replace(self._own, beat=self._now())
             diagnosis = diagnose(
-                Observation(records, self._world_size, time.time(), self._heartbeat_seconds, wrong)
+                Observation(records, self._world_size, self._now(), self._heartbeat_seconds, wrong)
             )
             if diagnosis.is_certain:
                 # Ranks of the same node that died at the same moment fall silent one after another.
@@ -207,6 +220,15 @@ class RankWatch:
             if time.time() > deadline:
                 return diagnosis, {rank: one.host for rank, one in records.items()}
             time.sleep(min(0.5, self._heartbeat_seconds))
+
+    def _now(self) -> float:
+        """By the clock of the run's folder, which dates the records of all hosts."""
+        own = self._folder.record(self._rank)
+        try:
+            os.utime(own)
+            return own.stat().st_mtime
+        except OSError:
+            return time.time()
 
     def _await_report(self) -> None:
         """Another rank writes it; where that rank was lost too, nobody does."""

@@ -19,6 +19,9 @@ from megatron_attnres.training.watching.run_folder import RunFolder
 
 # Iterations whose median is shown: one that was slow does not count.
 WINDOW = 20
+LARGEST = 10**18
+# Seconds since the epoch that a calendar has.
+LATEST_TIME = 10**11
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def parsed_iterations(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             content = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(content, dict) and isinstance(content.get("iteration"), int):
             yield content
@@ -72,7 +75,9 @@ def parsed_iterations(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 def number_in(line: Mapping[str, Any], name: str) -> float | None:
     """A figure of an iteration; None if it has none."""
     value = line.get(name)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Whole numbers beyond a float's range are no figures of a run.
+    return value if is_number and (isinstance(value, float) or abs(value) < LARGEST) else None
 
 
 def _read(path: Path) -> RunContents:
@@ -123,6 +128,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
         one
         for one in read_events(path)
         if all(isinstance(one.get(name), expected) for name, expected in types.items())
+        and 0 <= one["time"] <= LATEST_TIME
     ]
 
 

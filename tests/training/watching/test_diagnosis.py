@@ -32,14 +32,18 @@ def suspects(seen: Observation) -> list[int]:
 
 def test_a_killed_rank():
     seen = observation(
-        record(0, **LOST), waiting(1, 2), waiting(2, 3), waiting(3, 2), processes={2: "gone"}
+        record(0, **LOST),
+        waiting(1, 2),
+        waiting(2, 3, beat=NOW - 8),
+        waiting(3, 2),
+        processes={2: "gone"},
     )
     found = diagnose(seen)
     assert suspects(seen) == [2] and found.is_certain
     assert found.witnesses == (seen.records[0],)
     assert told(seen) == [
         "training failed in iteration 7",
-        "  cause    rank 2 on node0: its process 1002 is gone, last heartbeat 2 s ago in "
+        "  cause    rank 2 on node0: its process 1002 is gone, last heartbeat 8 s ago in "
         "iteration 7, forward and backward, waiting for receive from rank 3",
         "  seen by  rank 0 on node0, forward and backward: PipelineTransferError: receive from "
         "rank 2 failed: closed",
@@ -49,9 +53,18 @@ def test_a_killed_rank():
 
 
 def test_a_stopped_rank():
-    seen = observation(record(0), record(1), processes={1: "stopped"})
+    seen = observation(record(0), record(1, beat=NOW - 8), processes={1: "stopped"})
     assert suspects(seen) == [1]
-    assert "rank 1 on node0: its process 1001 is stopped, last heartbeat 2 s ago" in told(seen)[1]
+    assert "rank 1 on node0: its process 1001 is stopped, last heartbeat 8 s ago" in told(seen)[1]
+
+
+def test_a_rank_that_beats_lives_though_its_process_is_not_to_be_found():
+    seen = observation(
+        record(0, state="failed", error="ValueError: no", own_fault=True),
+        record(1),
+        processes={1: "gone"},
+    )
+    assert suspects(seen) == [0]
 
 
 def test_a_rank_of_another_host_that_is_silent():
@@ -142,7 +155,8 @@ def test_nothing_is_known():
     everyone = observation(*(record(rank) for rank in range(4)))
     assert suspects(everyone) == []
     assert told(everyone)[1:3] == [
-        "  cause    not known: no rank is silent, behind or failed by itself",
+        "  cause    perhaps the network between ranks: no rank is silent, behind or failed by "
+        "itself",
         "  waiting  4 x forward and backward",
     ]
     assert suspects(observation(*(record(rank, **LOST) for rank in range(4)))) == []

@@ -134,7 +134,9 @@ def test_records_of_another_start_are_left_out(tmp_path):
     write_record(folder.record(0), record(0))
     write_record(folder.record(1), record(1, attempt="the one before"))
     folder.record(2).write_text("{")
-    assert read_records(folder, range(4), "first") == {0: record(0)}
+    os.utime(folder.record(0), (5, 7))
+    # Hosts' clocks may differ; the date of the file counts.
+    assert read_records(folder, range(4), "first") == {0: record(0, beat=7.0)}
 
 
 def test_records_are_written_in_place(path):
