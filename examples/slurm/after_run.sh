@@ -28,6 +28,10 @@ wait_for() {
 
 after_run() {
     local status="$1" failures="$RUN_DIR/failures_in_a_row" newest before="" count=0
+    # srun says 0 as well when Slurm ends the job and it gives up waiting for its ranks.
+    if ((status == 0)) && ! tail -n 1 "$RUN_DIR/events.jsonl" 2>/dev/null | grep -q '"kind": "end"'; then
+        status="$STOPPED"
+    fi
     case "$status" in
         0)
             rm -f "$failures"
@@ -64,12 +68,13 @@ after_run() {
 
 requeue() {
     case "$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null)" in
-        *JobState=CANCELLED*)
-            echo "[job] $1 and cancelled: submit it again to go on"
-            return
+        *JobState=RUNNING*)
+            echo "[job] $1: back into the queue"
+            scontrol requeue "$SLURM_JOB_ID"
+            ;;
+        *)
+            echo "[job] $1, and ended by Slurm: a preempted job or one that lost a node comes back," \
+                "a cancelled one does not"
             ;;
     esac
-    echo "[job] $1: back into the queue"
-    scontrol requeue "$SLURM_JOB_ID" 2>/dev/null ||
-        echo "[job] Slurm has requeued it already: preempted, or a node is down"
 }

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -114,10 +115,17 @@ class SlurmCluster:
         return {name: value for name, equals, value in pairs if equals}
 
     def state(self, job_id: int) -> str:
-        """A job's state. One that was requeued starts at once, not after Slurm's two minutes."""
+        """A job's state. One that was requeued starts in seconds, not after Slurm's two minutes.
+
+        At once it may not: Slurm has just declared its credential of that second invalid.
+        """
         job = self.job(job_id)
         if job["JobState"] == "PENDING" and job.get("Reason") == "BeginTime":
-            self.command("scontrol", "update", f"JobId={job_id}", "StartTime=now", check=False)
+            begin = datetime.fromisoformat(job["EligibleTime"])
+            if begin - datetime.now() > timedelta(seconds=10):
+                self.command(
+                    "scontrol", "update", f"JobId={job_id}", "StartTime=now+3seconds", check=False
+                )
         return job["JobState"]
 
     def start_node(self, node: str) -> None:

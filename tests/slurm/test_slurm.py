@@ -25,7 +25,7 @@ from tests.training.command import MEASURED_FIELDS, ROOT, make_corpus, right_fla
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
-ITERATIONS = 60
+ITERATIONS = 30
 # Before a time limit; and between two looks of the controller at the limits.
 WARNING_SECONDS = 20
 CONTROLLER_SECONDS = 30
@@ -234,6 +234,16 @@ def test_a_job_that_is_preempted_twice_ends_as_if_it_had_not_been(stories, undis
     assert job.count("[failure]") == 0
     assert job.count("[start] after iteration") == 2
     assert job.metrics() == undisturbed.metrics()
+
+
+def test_a_cancelled_job_has_saved_and_stays_cancelled(submit):
+    job = submit("pretrain.sbatch", options=TWO_RANKS)
+    job.trains(1)
+    job.cluster.command("scancel", str(job.id))
+    job.until(lambda: job.count("[job] stopped in order, and ended by Slurm") == 1, "its last word")
+    job.until(lambda: job.cluster.state(job.id) == "CANCELLED", "the end")
+    (stop,) = re.findall(r"stopped after iteration (\d+)", job.log.read_text())
+    assert (job.folder / "checkpoints" / f"iter_{int(stop):07d}").is_dir()
 
 
 def test_a_job_that_fails_in_every_way_ends_as_if_it_had_not(stories, undisturbed):
