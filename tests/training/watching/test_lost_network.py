@@ -91,8 +91,9 @@ def test_a_lost_network_ends_the_job_with_one_report(keepers, tmp_path):
     text = report.read_text()
     assert "cause    perhaps the network between ranks" in text
     seen = [line for line in text.splitlines() if line.startswith("  seen by")]
-    assert any("rank 0 on left" in line and "receive from rank 1" in line for line in seen), text
-    assert any("rank 1 on right" in line and "Timed out" in line for line in seen), text
+    # In a hop or a collective, wherever each of them was when the cable was pulled.
+    for rank in ("rank 0 on left", "rank 1 on right"):
+        assert any(rank in line and "Timed out" in line for line in seen), text
 
 
 def start_rank(rank: int, pid: int, flags: dict) -> subprocess.Popen:
