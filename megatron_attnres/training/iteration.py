@@ -176,19 +176,20 @@ class Iteration:
         with probe.watch(self._step.chunks), torch.no_grad():
             self._step.run(
                 getting_on(forward_step, self._activity),
-                self._iterators_from(state),
+                one_per_chunk(self._step, self._data.training_batches(state.consumed_samples)),
                 self._config.num_microbatches,
                 forward_only=True,
                 samples=self._data.samples_of_step(state.consumed_samples),
             )
         return outputs_in_words(first_of_all_ranks(probe.first_bad()))
 
-    def _iterators_from(self, state: TrainingState) -> list[Iterator[Batch]]:
-        batches = self._data.training_batches(state.consumed_samples)
-        return [batches for _ in self._step.chunks]
-
     def _recorded(self, iteration: int) -> AbstractContextManager[None]:
         return nullcontext() if self._profile is None else self._profile.step(iteration)
+
+
+def one_per_chunk(step: PipelineStep, batches: Iterator[Batch]) -> list[Iterator[Batch]]:
+    """A rank has at most one chunk that reads data (or the whole model): all share the batches."""
+    return [batches for _ in step.chunks]
 
 
 def getting_on(step: Callable[..., Any], activity: Activity) -> Callable[..., Any]:

@@ -1,13 +1,11 @@
 """The training loop: iterate, validate, save, watch, until the end or a reason to stop."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from megatron_attnres.data.batches import Batch
 from megatron_attnres.parallel.groups import ParallelGroups
 from megatron_attnres.pipeline.step import PipelineStep
 from megatron_attnres.training.batches import BatchSource
@@ -15,7 +13,7 @@ from megatron_attnres.training.checkpoints.description import TrainingState
 from megatron_attnres.training.checkpoints.resumable import Resumable
 from megatron_attnres.training.course import Course
 from megatron_attnres.training.forward_step import forward_step
-from megatron_attnres.training.iteration import Iteration, getting_on
+from megatron_attnres.training.iteration import Iteration, getting_on, one_per_chunk
 from megatron_attnres.training.metrics import mean_loss_of_batch
 from megatron_attnres.training.profiling import TrainingProfile
 from megatron_attnres.training.run_config import RunConfig
@@ -78,7 +76,7 @@ class TrainingLoop:
             TrainingGaveUp: too many updates in a row were skipped.
         """
         loop = self._config.loop
-        iterators = self._iterators(self._data.training_batches(state.consumed_samples))
+        iterators = one_per_chunk(self._step, self._data.training_batches(state.consumed_samples))
         # A signal may have come while the run was being built.
         reason = self._stop.reason(is_start=True)
         while state.iteration < loop.train_iters and reason is None:
@@ -121,7 +119,7 @@ class TrainingLoop:
 
     def _validate(self) -> float:
         """Mean loss over ``--eval-iters`` global batches, nats per token."""
-        iterators = self._iterators(self._data.validation_batches())
+        iterators = one_per_chunk(self._step, self._data.validation_batches())
         losses: list[dict[str, Tensor]] = []
         forward = getting_on(forward_step, self._activity)
         with torch.no_grad():
@@ -131,10 +129,6 @@ class TrainingLoop:
                 )
                 losses += record.losses
         return mean_loss_of_batch(losses, self._groups)
-
-    def _iterators(self, batches: Iterator[Batch]) -> list[Iterator[Batch]]:
-        """One per chunk; a rank has at most one chunk that reads data (or the whole model)."""
-        return [batches for _ in self._step.chunks]
 
     def _is_due(self, state: TrainingState, interval: int | None) -> bool:
         """Every so many iterations and at the end."""

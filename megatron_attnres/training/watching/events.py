@@ -6,30 +6,14 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, get_args
 
 from tqdm import tqdm
 
-Kind = Literal[
-    "start",
-    "stop",
-    "end",
-    "failure",
-    "gave up",
-    "skipped",
-    "loss spike",
-    "gradient norm",
-    "straggler",
-]
 # What somebody should look at.
-ALARMS: tuple[Kind, ...] = (
-    "failure",
-    "gave up",
-    "skipped",
-    "loss spike",
-    "gradient norm",
-    "straggler",
-)
+AlarmKind = Literal["failure", "gave up", "skipped", "loss spike", "gradient norm", "straggler"]
+ALARMS: tuple[AlarmKind, ...] = get_args(AlarmKind)
+Kind = Literal["start", "stop", "end"] | AlarmKind
 
 
 class EventLog:
