@@ -66,7 +66,7 @@ def _measure(arguments: argparse.Namespace, folder: str) -> None:
     for index in range(arguments.rounds + 1):
         for name, saver in savers.items():
             steps["alone"].append(_seconds(training.run))
-            description = Description(TrainingState(index), 1, {}, {}, {}, "", {}, "")
+            description = Description(TrainingState(index), 1, {}, {}, {}, "", {}, {}, "")
             pauses[name].append(_seconds(lambda s=saver, d=description: s.start(d)))
             if name == "copying":
                 steps["beside a save"].append(_seconds(training.run))

@@ -4,7 +4,9 @@ Thin adapters over the two libraries: Megatron-Core's own wrappers would bring t
 worker process, which costs seconds, and may ask a hub.
 """
 
+import json
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +16,11 @@ from megatron_attnres.errors import InputError
 # SentencePiece writes a space as this character inside its pieces, so a text that holds the
 # character itself would come back with a space in its place.
 _SPACE_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
+# Two tokenizers that agree on this, and on their sizes, are taken for one.
+_PROBE = (
+    "The quick brown fox jumps over the lazy dog; 0123456789 = 3.14e-10?\n\tdef f(x):\n"
+    "        return {'a': [x ** 2, \"b\"], 'naïve': Ω ≈ 中文 🙂}  # <s> </s> \r\n"
+)
 
 
 class Tokenizer(Protocol):
@@ -54,6 +61,21 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
         f"--tokenizer-type {config.tokenizer_type}: allowed are SentencePieceTokenizer, "
         "HuggingFaceTokenizer, NullTokenizer"
     )
+
+
+def identity_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What tells a tokenizer from others, wherever its files lie and whichever library reads it.
+
+    Returns:
+        ``vocab_size``, ``eod``, and the SHA-256 of the ids of a probe text.
+    """
+    # Ids are their own text where there is no model.
+    ids = [] if isinstance(tokenizer, NullTokenizer) else tokenizer.tokenize(_PROBE)
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "eod": tokenizer.eod,
+        "probe": sha256(json.dumps(list(ids)).encode()).hexdigest(),
+    }
 
 
 def padded_vocab_size(vocab_size: int, divisible_by: int) -> int:

@@ -60,6 +60,10 @@ class AttnResP2PCommunicator(P2PCommunicator):
         """Let someone see every transfer from now on; None ends it."""
         self._wire.observe(observer)
 
+    def resize(self, entry_shape: tuple[int, int, int]) -> None:
+        """Carry entries of another shape from now on; see ``Wire.resize``."""
+        self._wire.resize(entry_shape)
+
     def begin_step(self, table: ScheduleTable, forward_only: bool) -> None:
         """Derive the step's messages, in order, from Megatron-Core's schedule table."""
         rank = self.pp_group.rank()

@@ -1,8 +1,8 @@
 """One step over Megatron-Core's own schedules: forward and backward of all micro-batches."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -92,6 +92,21 @@ class PipelineStep:
             pg_collection=self.groups,
         )
         return StepRecord(losses, self._end(), self.cache.peak_entries, self._waited())
+
+    def resized(self, seq_length: int, micro_batch_size: int) -> Self:
+        """The step for micro-batches of another shape; it takes the place of this one.
+
+        All ranks must do it between the same two steps.
+
+        Args:
+            seq_length: s, at most the model's and a multiple of TP under sequence parallelism.
+            micro_batch_size: b.
+        """
+        if self.communicator is not None:
+            config = self.chunks[0].config
+            shards = self.groups.tp.size() if config.sequence_parallel else 1
+            self.communicator.resize((seq_length // shards, micro_batch_size, config.hidden_size))
+        return replace(self, seq_length=seq_length, micro_batch_size=micro_batch_size)
 
     def _begin(
         self, num_microbatches: int, forward_only: bool, samples: Sequence[Sequence[int]]

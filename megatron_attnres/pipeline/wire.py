@@ -92,6 +92,16 @@ class Wire:
         """Let someone see every transfer from now on; None ends it."""
         self._observer = observer
 
+    def resize(self, entry_shape: tuple[int, int, int]) -> None:
+        """Carry entries of another shape from now on; all ranks must say so between two steps.
+
+        Raises:
+            RuntimeError: a send of the old shape is under way.
+        """
+        if self._outbox:
+            raise RuntimeError(f"{self._outbox[0].message} is under way; resize between steps")
+        self._entry_shape = entry_shape
+
     def receive(self, message: Message, kind: LaneKind, entries: int) -> Transfer:
         """Post the receive of a stack of entries, [entries, s, b, h]."""
         buffer = torch.empty((entries, *self._entry_shape), dtype=self._dtype, device=self._device)

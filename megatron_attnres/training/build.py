@@ -39,6 +39,7 @@ def build_step(
     dtype: torch.dtype,
     seed: int,
     schedule: ScheduleConfig,
+    chunk_type: type[GPTChunk] = GPTChunk,
 ) -> PipelineStep:
     """Build this rank's chunks and the step over them. Collective over all ranks.
 
@@ -49,6 +50,7 @@ def build_step(
         dtype: of parameters, activations and transfers.
         seed: of the initial weights and of dropout.
         schedule: how the pipeline schedule runs.
+        chunk_type: of the model's chunks.
     """
     layout = groups.layout
     plan = make_plan(model, layout, schedule.policy)
@@ -60,7 +62,7 @@ def build_step(
     cache = BlockCache()
     chunks = [
         PipelineChunk(
-            GPTChunk(
+            chunk_type(
                 model,
                 config,
                 groups.collection,

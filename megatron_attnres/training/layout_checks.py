@@ -1,6 +1,7 @@
 """Sizes that do not fit each other or the layout. One line each: flag, value, what is allowed."""
 
 from megatron_attnres.errors import InputError
+from megatron_attnres.model.configuration import ModelConfig
 from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.training.run_config import RunConfig
 
@@ -11,14 +12,22 @@ def check_run(config: RunConfig) -> None:
     Raises:
         InputError: see above.
     """
-    _check_heads(config)
-    check_chunks(config.model.num_layers, config.layout)
-    _check_tensor_parallel(config)
+    check_model(config.model, config.layout)
     _check_batches(config)
 
 
-def _check_heads(config: RunConfig) -> None:
-    model = config.model
+def check_model(model: ModelConfig, layout: ParallelLayout) -> None:
+    """Refuse a model that cannot be built on the layout.
+
+    Raises:
+        InputError: see above.
+    """
+    _check_heads(model)
+    check_chunks(model.num_layers, layout)
+    _check_tensor_parallel(model, layout)
+
+
+def _check_heads(model: ModelConfig) -> None:
     if model.num_attention_heads % model.num_query_groups:
         raise InputError(
             f"--num-query-groups {model.num_query_groups}: must divide "
@@ -61,8 +70,8 @@ def check_chunks(num_layers: int, layout: ParallelLayout) -> None:
         )
 
 
-def _check_tensor_parallel(config: RunConfig) -> None:
-    tensor, model = config.layout.tensor, config.model
+def _check_tensor_parallel(model: ModelConfig, layout: ParallelLayout) -> None:
+    tensor = layout.tensor
     for name, value in (
         ("--num-attention-heads", model.num_attention_heads),
         ("--num-query-groups", model.num_query_groups),
@@ -73,7 +82,7 @@ def _check_tensor_parallel(config: RunConfig) -> None:
             raise InputError(
                 f"{name} {value}: must be divisible by --tensor-model-parallel-size {tensor}"
             )
-    if config.layout.sequence_parallel:
+    if layout.sequence_parallel:
         if tensor == 1:
             raise InputError(
                 "--sequence-parallel: needs --tensor-model-parallel-size of 2 or more, which is 1"

@@ -10,7 +10,7 @@ from torch import distributed
 from megatron_attnres.data.blends import parse_blend
 from megatron_attnres.data.datasets import build_datasets
 from megatron_attnres.data.token_ids import check_token_ids
-from megatron_attnres.data.tokenizers import Tokenizer
+from megatron_attnres.data.tokenizers import Tokenizer, identity_of
 from megatron_attnres.depth_attention.operators import choose
 from megatron_attnres.errors import InputError, TrainingGaveUp
 from megatron_attnres.optimizer.build import build_optimizer
@@ -125,7 +125,13 @@ def _run(config: RunConfig, tokenizer: Tokenizer, signals: SignalNote, activity:
     scheduler = build_learning_rate_scheduler(optimizer, config.optimizer)
     pieces = StatePieces(step.chunks, optimizer, groups)
     resumable = Resumable(
-        config, plan_description(config), pieces, optimizer, scheduler, data.order_digest
+        config,
+        plan_description(config),
+        pieces,
+        optimizer,
+        scheduler,
+        data.order_digest,
+        identity_of(tokenizer),
     )
     state = resumable.load()
 

@@ -40,6 +40,7 @@ DESCRIPTION = Description(
     model={"num_layers": MODEL.num_layers, "hidden_size": MODEL.hidden_size},
     data={"seed": 1234},
     order="of samples",
+    tokenizer={},
     configuration={"layout": {}, "optimizer": {"zero_stage": 1, "precision": "fp32"}},
     plan_digest="one",
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_attnres.errors import InputError
+from megatron_attnres.model.configuration import ModelConfig
 from megatron_attnres.training.run_config import RunConfig
 
 DESCRIPTION = "run.json"
@@ -45,6 +46,7 @@ class Description:
         model: what the model is, flat, by name.
         data: what decides on the order of samples, flat, by name.
         order: digest of the samples that were trained on; empty on ranks that do not write.
+        tokenizer: what tells it from others (data/tokenizers.py); empty if it is not known.
         configuration: of the run that wrote it, its layout included.
         plan_digest: of that run's pipeline plan.
     """
@@ -55,6 +57,7 @@ class Description:
     model: dict[str, Any]
     data: dict[str, Any]
     order: str
+    tokenizer: dict[str, Any]
     configuration: dict[str, Any]
     plan_digest: str
 
@@ -83,6 +86,7 @@ def describe(
     optimizer_steps: int,
     scheduler: dict[str, Any],
     order: str,
+    tokenizer: dict[str, Any],
 ) -> Description:
     """The description of a run's checkpoint."""
     digest = sha256(json.dumps(plan, sort_keys=True, default=str).encode()).hexdigest()
@@ -91,17 +95,18 @@ def describe(
         replace(state),
         optimizer_steps,
         scheduler,
-        model_identity(config),
+        model_identity(config.model),
         data_identity(config),
         order,
+        tokenizer,
         _plain(asdict(config)),
         digest,
     )
 
 
-def model_identity(config: RunConfig) -> dict[str, Any]:
+def model_identity(config: ModelConfig) -> dict[str, Any]:
     """What the run that loads a checkpoint must have in common with it."""
-    model = asdict(config.model)
+    model = asdict(config)
     attn_res = model.pop("attn_res")
     # Who computes it is no part of the model; and of a learned scalar only the presence shapes it.
     del attn_res["operator"]

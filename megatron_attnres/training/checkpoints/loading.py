@@ -43,7 +43,7 @@ def find_checkpoint(load: str, save: str | None) -> Path | None:
         return _newest_whole(save)
     with same_error_on_all_ranks(), named(load):
         found = newest(save if load == LATEST else load)
-    _verify_together(found, load)
+    verify_together(found, load)
     return found
 
 
@@ -82,7 +82,7 @@ def _newest_whole(save: str) -> Path | None:
     for iteration in reversed(candidates[0]):
         folder = folder_of(save, iteration)
         try:
-            _verify_together(folder, AUTO)
+            verify_together(folder, AUTO)
         except InputError as error:
             if distributed.get_rank() == 0:
                 print(f"warning: {error}; trying the one before", file=sys.stderr)
@@ -91,8 +91,12 @@ def _newest_whole(save: str) -> Path | None:
     return None
 
 
-def _verify_together(folder: Path, load: str) -> None:
-    """Every rank compares some of the files."""
+def verify_together(folder: Path, load: str) -> None:
+    """Compare all files with their sums; every rank takes some. Collective.
+
+    Raises:
+        InputError: names the first that differs; the same on all ranks.
+    """
     with same_error_on_all_ranks(), named(load):
         digests = digests_in(folder)
         names = sorted(digests)

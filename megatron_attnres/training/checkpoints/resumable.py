@@ -34,6 +34,7 @@ class Resumable:
         optimizer: this rank's optimizer.
         scheduler: learning-rate schedule.
         order_digest: of so many first samples of the run's data.
+        tokenizer: what tells the run's tokenizer from others, for the record.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Resumable:
         optimizer: TrainingOptimizer,
         scheduler: Any,
         order_digest: Callable[[int], str],
+        tokenizer: dict[str, Any],
     ) -> None:
         self._config = config
         self._plan = plan
@@ -51,6 +53,7 @@ class Resumable:
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._order_digest = order_digest
+        self._tokenizer = tokenizer
 
     def load(self) -> TrainingState:
         """Continue from where ``--load`` says, or start afresh.
@@ -88,12 +91,13 @@ class Resumable:
             self._optimizer.steps,
             self._scheduler.state_dict(),
             self._order_digest(state.consumed_samples) if distributed.get_rank() == 0 else "",
+            self._tokenizer,
         )
 
     def _check(self, folder: Path) -> Description:
         with same_error_on_all_ranks(), named(self._config.loop.load):
             description = Description.read(folder)
-            check_same("model", description.model, model_identity(self._config))
+            check_same("model", description.model, model_identity(self._config.model))
             if not self._config.loop.load_weights_only:
                 check_same("data", description.data, data_identity(self._config))
                 self._check_order(description)

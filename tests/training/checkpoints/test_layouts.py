@@ -62,7 +62,7 @@ class Run:
     def save(self, folder: Path, iteration: int, asynchronous: bool = False) -> None:
         saver = CheckpointSaver(SaveConfig(str(folder), asynchronous, retries=0), self.pieces)
         state = TrainingState(iteration)
-        saver.start(Description(state, self.optimizer.steps, {}, {}, {}, "", {}, ""))
+        saver.start(Description(state, self.optimizer.steps, {}, {}, {}, "", {}, {}, ""))
         saver.finish()
 
     def load(self, folder: Path, weights_only: bool = False) -> None:
@@ -199,7 +199,9 @@ def test_weights_alone(saved):
 
 
 def test_a_description_survives_its_file(tmp_path):
-    written = Description(TrainingState(3, 6, 9), 2, {"num_steps": 3}, {"a": [1]}, {}, "o", {}, "d")
+    written = Description(
+        TrainingState(3, 6, 9), 2, {"num_steps": 3}, {"a": [1]}, {}, "o", {}, {}, "d"
+    )
     written.write(tmp_path)
     assert asdict(Description.read(tmp_path)) == asdict(written)
     assert Description.read(tmp_path) == replace(written)

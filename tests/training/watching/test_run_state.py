@@ -96,7 +96,7 @@ def make_checkpoint(path, iteration, train_iters):
     folder = RunFolder(path).checkpoints / f"iter_{iteration:07d}"
     folder.mkdir(parents=True)
     state, configuration = TrainingState(iteration), {"loop": {"train_iters": train_iters}}
-    Description(state, iteration, {}, {}, {}, "", configuration, "").write(folder)
+    Description(state, iteration, {}, {}, {}, "", {}, configuration, "").write(folder)
     return folder
 
 
