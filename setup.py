@@ -24,6 +24,8 @@ setup(
         "tqdm",
         "tensorboard",
         "matplotlib",
+        # The report of depth weights: a page that needs no network.
+        "plotly>=6",
         "PyYAML",
         # .jsonl.zst corpora.
         "zstandard",
@@ -34,7 +36,19 @@ setup(
         "setuptools",
     ],
     extras_require={
-        "test": ["pytest", "hypothesis", "ruff", "wandb"],
+        "test": [
+            "pytest",
+            "hypothesis",
+            "ruff",
+            "wandb",
+            "lm-eval>=0.4.13,<0.5",
+            "gradio>=6,<7",
+            "playwright",
+        ],
+        # tools/evaluate.py --tasks: lm-evaluation-harness.
+        "eval": ["lm-eval>=0.4.13,<0.5"],
+        # tools/app.py: the live page.
+        "app": ["gradio>=6,<7"],
         # --wandb-project.
         "wandb": ["wandb"],
         # Fused depth attention on CUDA. NVIDIA Apex has no wheel on PyPI (the `apex` there is an

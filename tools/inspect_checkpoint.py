@@ -20,11 +20,8 @@ from megatron_attnres.errors import InputError
 from megatron_attnres.training.checkpoints.folders import newest
 
 if TYPE_CHECKING:
-    from megatron_attnres.training.checkpoints.inspection import (
-        Comparison,
-        NumberDifference,
-        Summary,
-    )
+    from megatron_attnres.training.checkpoints.comparison import Comparison, NumberDifference
+    from megatron_attnres.training.checkpoints.inspection import Summary
 
 EXIT_STATUS_DIFFERENT = 1
 LINES_OF_DIFFERENCES = 20
@@ -42,11 +39,9 @@ def main(args: Sequence[str]) -> None:
     arguments = _parser().parse_args(args)
     folders = [_find(given) for given in (arguments.checkpoint, arguments.diff) if given]
 
-    from megatron_attnres.training.checkpoints.inspection import (
-        StoredCheckpoint,
-        compare,
-        summarise,
-    )
+    from megatron_attnres.training.checkpoints.comparison import compare
+    from megatron_attnres.training.checkpoints.inspection import summarise
+    from megatron_attnres.training.checkpoints.stored_checkpoint import StoredCheckpoint
 
     checkpoints = [StoredCheckpoint(folder) for folder in folders]
     if arguments.verify:

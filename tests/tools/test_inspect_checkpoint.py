@@ -14,18 +14,14 @@ from torch.distributed.checkpoint import FileSystemWriter
 from megatron_attnres.depth_attention.module import DepthAttention
 from megatron_attnres.errors import InputError
 from megatron_attnres.optimizer.parameter_groups import parameter_groups, unique_named_parameters
+from megatron_attnres.training.checkpoints.comparison import bits_equal, compare, difference_of
 from megatron_attnres.training.checkpoints.configuration import SaveConfig
 from megatron_attnres.training.checkpoints.description import Description, TrainingState
 from megatron_attnres.training.checkpoints.folders import digest_of, folder_of, publish
-from megatron_attnres.training.checkpoints.inspection import (
-    StoredCheckpoint,
-    bits_equal,
-    compare,
-    difference_of,
-    summarise,
-)
+from megatron_attnres.training.checkpoints.inspection import summarise
 from megatron_attnres.training.checkpoints.plans import Piece, PieceSavePlanner
 from megatron_attnres.training.checkpoints.saving import CheckpointSaver
+from megatron_attnres.training.checkpoints.stored_checkpoint import StoredCheckpoint
 from tests.training.checkpoints.test_layouts import BEFORE, LAYOUTS, MODEL, Run, on
 from tests.training.command import ROOT, Finished
 from tests.training.command import run as run_command
@@ -287,7 +283,7 @@ def test_bits_are_compared_not_values():
 
 @pytest.mark.parametrize("elements", [1, 2, 3, 7, 8])
 def test_slices_make_no_difference(elements, monkeypatch):
-    monkeypatch.setattr("megatron_attnres.training.checkpoints.inspection._SLICE", elements)
+    monkeypatch.setattr("megatron_attnres.training.checkpoints.comparison._SLICE", elements)
     one, other = torch.arange(8.0).view(2, 4), torch.arange(8.0).view(2, 4)
     assert bits_equal(one, other)
     other[1, 3] = 9

@@ -4,6 +4,7 @@ Tensors are made one by one while they are written, so that memory holds one of 
 """
 
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,10 @@ def write_weights(
         planner = _ComingTensorPlanner({f"{WEIGHTS}.{name}": one for name, one in tensors.items()})
         # One thread: each tensor is made when the one before is on disk.
         writer = dcp.FileSystemWriter(writing, thread_count=1)
-        dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
+        with warnings.catch_warnings():
+            # That one process saves alone is what is meant here.
+            warnings.simplefilter("ignore", UserWarning)
+            dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
         description.write(writing)
         publish(writing, final, {path.name: digest_of(path) for path in sorted(writing.iterdir())})
     except BaseException:
