@@ -13,6 +13,7 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     packages=find_packages(include=["megatron_attnres", "megatron_attnres.*"]),
+    package_data={"megatron_attnres.analysis.depth": ["page/*"]},
     python_requires=">=3.11",
     install_requires=[
         "torch>=2.6",
@@ -42,13 +43,13 @@ setup(
             "ruff",
             "wandb",
             "lm-eval>=0.4.13,<0.5",
-            "gradio>=6,<7",
+            "gradio>=6.31,<7",
             "playwright",
         ],
         # tools/evaluate.py --tasks: lm-evaluation-harness.
         "eval": ["lm-eval>=0.4.13,<0.5"],
         # tools/app.py: the live page.
-        "app": ["gradio>=6,<7"],
+        "app": ["gradio>=6.31,<7"],
         # --wandb-project.
         "wandb": ["wandb"],
         # Fused depth attention on CUDA. NVIDIA Apex has no wheel on PyPI (the `apex` there is an

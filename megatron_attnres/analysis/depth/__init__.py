@@ -1,0 +1,1 @@
+"""What depth attention attends to: weights and magnitudes of trained models, drawn and told."""

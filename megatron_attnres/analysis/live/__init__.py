@@ -1,0 +1,1 @@
+"""A page that shows what trained models attend to in depth while somebody types."""
