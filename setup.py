@@ -30,8 +30,12 @@ setup(
         "PyYAML",
         # .jsonl.zst corpora.
         "zstandard",
-        # Hugging Face tokenizers by path.
-        "transformers>=4.51",
+        # Hugging Face tokenizers by path, and models to and from Hugging Face.
+        "transformers>=4.57",
+        "tokenizers",
+        "safetensors",
+        # How SentencePiece writes its models.
+        "protobuf",
         # Megatron-Core's datasets compile a helper where its wheel has none for the platform.
         "pybind11",
         "setuptools",

@@ -111,6 +111,9 @@ def model_identity(config: ModelConfig) -> dict[str, Any]:
     # Who computes it is no part of the model; and of a learned scalar only the presence shapes it.
     del attn_res["operator"]
     attn_res["recency_bias"] = attn_res["recency_bias"] is not None
+    if attn_res["mode"] == "baseline":
+        # It has no blocks, whatever their size would be.
+        attn_res["block_size"] = None
     kept = {name: value for name, value in model.items() if name not in _NOT_THE_MODEL}
     return _plain(kept | {f"attn_res.{name}": value for name, value in attn_res.items()})
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -70,18 +71,28 @@ def write_weights(
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
         planner = _ComingTensorPlanner({f"{WEIGHTS}.{name}": one for name, one in tensors.items()})
-        # One thread: each tensor is made when the one before is on disk.
-        writer = dcp.FileSystemWriter(writing, thread_count=1)
-        with warnings.catch_warnings():
-            # That one process saves alone is what is meant here.
-            warnings.simplefilter("ignore", UserWarning)
-            dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
+        _save(writing, planner)
         description.write(writing)
         publish(writing, final, {path.name: digest_of(path) for path in sorted(writing.iterdir())})
     except BaseException:
         shutil.rmtree(writing, ignore_errors=True)
         raise
     return final
+
+
+def _save(writing: Path, planner: DefaultSavePlanner) -> None:
+    # One thread, so that each tensor is made when the one before is on disk, and a file for each:
+    # torch keeps the tensors of a file until it is closed.
+    writer = dcp.FileSystemWriter(writing, thread_count=1, single_file_per_rank=False)
+    try:
+        with warnings.catch_warnings():
+            # That one process saves alone is what is meant here.
+            warnings.simplefilter("ignore", UserWarning)
+            dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
+    except CheckpointException as error:
+        # Torch wraps whatever went wrong on the one rank there is.
+        cause, _ = next(iter(error.failures.values()))
+        raise cause from error
 
 
 class _ComingTensorPlanner(DefaultSavePlanner):

@@ -1,0 +1,1 @@
+"""Checkpoints as Hugging Face folders, and back."""
