@@ -144,8 +144,8 @@ def print_summary(summary: Any, as_json: bool) -> None:
 def run_command(main: Callable[[Sequence[str]], None]) -> NoReturn:
     """Run ``main`` on the command line and exit.
 
-    Bad input is one line and status 2. Ctrl-C and a request to end unwind what is under way, so
-    that nothing half-written stays.
+    Bad input is one line and status 2; of the ranks of a host, which all end so, one says it.
+    Ctrl-C and a request to end unwind what is under way, so that nothing half-written stays.
     """
     ended_by = signal.SIGINT
 
@@ -163,7 +163,8 @@ def run_command(main: Callable[[Sequence[str]], None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except InputError as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(EXIT_STATUS_BAD_INPUT)
     except KeyboardInterrupt:
         print(f"{Path(sys.argv[0]).name}: interrupted, nothing written", file=sys.stderr)

@@ -1,7 +1,7 @@
 """What a trained model's readers attend to in depth, measured over a text and drawn.
 
 python tools/plot_depth_attention.py --load runs/a --data-path runs/a/corpus --output weights
-python tools/plot_depth_attention.py --load runs/a --text README.md --output weights
+python tools/plot_depth_attention.py --load runs/a --text novel.txt --output weights
 python tools/plot_depth_attention.py --load runs/a --prompt "def add(a, b):" --output weights
 """
 
@@ -97,7 +97,10 @@ def _parser() -> CommandParser:
     add = group.add_argument
     text = group.add_mutually_exclusive_group(required=True)
     text.add_argument(
-        "--text", nargs="+", metavar="FILE", help="files of text: .txt, .jsonl, .parquet, any other"
+        "--text",
+        nargs="+",
+        metavar="FILE",
+        help="files or folders of text: what tools/preprocess_data.py takes as --input",
     )
     text.add_argument(
         "--data-path", metavar="PREFIX", help="a .bin / .idx pair of the model's tokenizer"

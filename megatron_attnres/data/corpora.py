@@ -49,6 +49,7 @@ class Corpus:
         key: field of a JSON object, or column of a table, that holds the document.
         exclude: names or patterns (``*_test.py``) of files and folders inside folders to pass by.
         report: told about everything that is skipped, one line each; standard error by default.
+        flag: that gave the inputs, for errors.
 
     Raises:
         InputError: an input does not exist, or is a file that no reader knows.
@@ -60,8 +61,11 @@ class Corpus:
         key: str = "text",
         exclude: Sequence[str] = (),
         report: Callable[[str], None] | None = None,
+        flag: str = "--input",
     ) -> None:
         self.key = key
+        self._flag = flag
+        self._given = f"{flag} {' '.join(map(str, inputs))}"
         self.counts = CorpusCounts()
         self._exclude = tuple(exclude)
         self._report = report or _print_to_stderr
@@ -71,8 +75,7 @@ class Corpus:
             self._sources += self._sources_of(Path(path))
         if not self._sources:
             raise InputError(
-                f"--input {' '.join(map(str, inputs))}: nothing to read there; {ALLOWED_NAMES} "
-                "files are allowed"
+                f"{self._given}: nothing to read there; {ALLOWED_NAMES} files are allowed"
             )
         self.bytes_on_disk = sum(_size(source) for source in self._sources)
         self.bytes_read = 0
@@ -95,8 +98,9 @@ class Corpus:
         """Raise InputError if the iteration that has ended found no document."""
         if self.counts.documents == 0:
             raise InputError(
-                f"--input: {len(self._sources)} file(s) read and no document found; allowed are "
-                f"{ALLOWED_NAMES}, JSON objects and tables with text under --json-keys {self.key}"
+                f"{self._given}: {len(self._sources)} file(s) read and no document found; allowed "
+                f"are {ALLOWED_NAMES}, JSON objects and tables with text under --json-keys "
+                f"{self.key}"
             )
 
     def _passages_of(self, source: InputFile | Path) -> Iterator[Passage]:
@@ -121,17 +125,17 @@ class Corpus:
             self._report(f"skipped {path}: {unnamed} more such records")
 
     def _sources_of(self, path: Path) -> list[InputFile | Path]:
-        if _is_saved_dataset(path):
+        if self._is_saved_dataset(path):
             return [path]
         if path.is_dir():
             return list(self._files_in(path))
         if not path.exists():
-            raise InputError(f"--input {path}: no such file or folder")
+            raise InputError(f"{self._flag} {path}: no such file or folder")
         file = InputFile.at(path)
         if not file.is_known or not path.is_file():
             raise InputError(
-                f"--input {path}: not a kind of file that can be read; allowed are {ALLOWED_NAMES},"
-                " folders of them, and folders written by datasets' save_to_disk"
+                f"{self._flag} {path}: not a kind of file that can be read; allowed are "
+                f"{ALLOWED_NAMES}, folders of them, and folders written by datasets' save_to_disk"
             )
         return [file]
 
@@ -146,6 +150,15 @@ class Corpus:
                 else:
                     self._ignored_files += 1
 
+    def _is_saved_dataset(self, path: Path) -> bool:
+        # The marks that datasets' save_to_disk leaves: of one split, and of several.
+        if (path / "dataset_dict.json").is_file():
+            raise InputError(
+                f"{self._flag} {path}: a saved dataset of several splits; give one, such as "
+                f"{path / 'train'}"
+            )
+        return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
+
     def _is_excluded(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._exclude)
 
@@ -157,15 +170,6 @@ def standard_library_folder() -> Path:
     undecodable on purpose.
     """
     return Path(sysconfig.get_paths()["stdlib"])
-
-
-def _is_saved_dataset(path: Path) -> bool:
-    # The marks that datasets' save_to_disk leaves: of one split, and of several.
-    if (path / "dataset_dict.json").is_file():
-        raise InputError(
-            f"--input {path}: a saved dataset of several splits; give one, such as {path / 'train'}"
-        )
-    return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
 
 
 def _size(source: InputFile | Path) -> int:

@@ -14,8 +14,8 @@ class PipelineChunk(nn.Module):
     """Takes in what the last hop brought, runs the model's chunk, packs what the next carries.
 
     Args:
-        module: called as ``module(tokens, state, labels, samples)``; returns a depth state, or the
-            losses in the last chunk.
+        module: called as ``module(tokens, state, labels, samples)``; returns a depth state, or what
+            the last chunk makes of it: losses in training.
         state_type: a tuple that begins with sources, partial sum and statistics of the sources, and
             is made of these.
         config: Megatron-Core's configuration.
@@ -49,7 +49,7 @@ class PipelineChunk(nn.Module):
 
     @property
     def is_last(self) -> bool:
-        """Whether the chunk computes the loss."""
+        """Whether the chunk has the output head."""
         return self.boundary.hop_out is None
 
     def begin_step(self, samples: Sequence[Sequence[int]]) -> None:
@@ -68,7 +68,7 @@ class PipelineChunk(nn.Module):
         (self._input,) = input_tensor
 
     def forward(self, tokens: Tensor | None, labels: Tensor | None) -> Any:
-        """The packed entries of the next hop, or the losses [b, s] of the last chunk."""
+        """The packed entries of the next hop; of the last chunk what the module returns."""
         entered = self.boundary.enter(self._input)
         self._input = None
         state = None if entered is None else self._state_type(*entered)

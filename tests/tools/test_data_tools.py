@@ -76,7 +76,7 @@ GOOD = {"--input": "in.txt", "--output-prefix": "out", "--tokenizer-type": "Null
     [
         ({"--input": None}, "--input"),
         ({"--input": "missing.txt"}, "--input missing.txt"),
-        ({"--input": "broken.txt"}, "--input: 1 file(s) read and no document found"),
+        ({"--input": "broken.txt"}, ": 1 file(s) read and no document found"),
         ({"--workers": "0"}, "--workers: '0' is not allowed, a whole number of at least 1 is"),
         ({"--workers": "x"}, "--workers: 'x'"),
         ({"--vocab-size": None}, "--vocab-size None"),

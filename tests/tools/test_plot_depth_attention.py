@@ -130,7 +130,7 @@ def test_a_model_that_has_diverged_is_named(runs, tmp_path, monkeypatch):
         (["--load", "{}/block", "--prompt", "1", "--output", "{}/out"], ["has 1 token"]),
         (["--load", "{}/block", "--prompt", "a b", "--output", "{}/out"], ["'a'"]),
         (["--load", "{}/block", "--prompt", "1 " * 9, "--output", "{}/out"], ["context 8"]),
-        (["--load", "{}/block", "--text", "{}/empty", "--output", "{}/out"], ["is empty"]),
+        (["--load", "{}/block", "--text", "{}/empty.txt", "--output", "{}/out"], ["no document found"]),
         (["--load", "{}/block", "--data-path", "{}/x", "--output", "{}/out"], ["{}/x.idx"]),
         (
             ["--load", "{}/block", "--prompt", "1 2", "--tokens", "1", "--output", "{}/out"],
@@ -140,7 +140,7 @@ def test_a_model_that_has_diverged_is_named(runs, tmp_path, monkeypatch):
 )
 def test_bad_input_is_one_line_and_fast(runs, arguments, words):
     (runs / "a file").write_text("x")
-    (runs / "empty").write_text("")
+    (runs / "empty.txt").write_text("")
     begun = time.monotonic()
     with pytest.raises(InputError) as caught:
         plot_here(*(one.format(runs) for one in arguments))

@@ -1,19 +1,16 @@
 """The text that weights are measured over, from a prompt, files or a corpus. No torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from megatron_attnres.data.corpora import Corpus
 from megatron_attnres.data.indexed_files import check_prefix
-from megatron_attnres.data.readers import READ_ERRORS, READERS, InputFile, Passage, read_text
 from megatron_attnres.data.tokenizers import Tokenizer
 from megatron_attnres.errors import InputError
 
 FEWEST_TOKENS = 2
-# What a record of a .jsonl or .parquet file keeps its document under.
-_KEY = "text"
 
 
 @dataclass(frozen=True)
@@ -51,22 +48,20 @@ def text_of_prompt(prompt: str, tokenizer: Tokenizer, context: int) -> Text:
 def text_of_files(paths: Sequence[str], tokenizer: Tokenizer, tokens: int) -> Text:
     """The first tokens of files, as in training: an end-of-document id between documents.
 
-    Files are read by their names: .txt, .py, .jsonl (documents under ``text``), .parquet; others
-    as plain text. No more of them is read than needed.
+    Files are read as tools/preprocess_data.py reads them, and no more of them than needed.
 
     Raises:
-        InputError: a file that is empty or cannot be read, or too short a text.
+        InputError: files that cannot be read, that hold no document, or too short a text.
     """
-    for path in paths:
-        _check_file(path)
+    corpus = Corpus(paths, flag="--text")
     ids: list[int] = []
     ended = False
-    for path in paths:
-        for passage in _passages(path):
-            ids += [tokenizer.eod] * ended + tokenizer.tokenize(passage.text)
-            ended = passage.ends_document
-            if len(ids) >= tokens:
-                return _text(", ".join(paths), "--text", ids[:tokens])
+    for passage in corpus:
+        ids += [tokenizer.eod] * ended + tokenizer.tokenize(passage.text)
+        ended = passage.ends_document
+        if len(ids) >= tokens:
+            return _text(", ".join(paths), "--text", ids[:tokens])
+    corpus.require_documents()
     return _text(", ".join(paths), f"--text {' '.join(paths)}", ids)
 
 
@@ -95,25 +90,3 @@ def _text(origin: str, name: str, ids: Sequence[int] | np.ndarray) -> Text:
             "needed"
         )
     return Text(origin, np.asarray(ids, dtype=np.int64))
-
-
-def _check_file(path: str) -> None:
-    try:
-        if not Path(path).is_file():
-            raise InputError(f"--text {path}: no such file; give files of text")
-        if Path(path).stat().st_size == 0:
-            raise InputError(f"--text {path}: is empty; give files of text")
-    except OSError as error:
-        raise InputError(f"--text {path}: {error.strerror}; give files of text") from None
-
-
-def _passages(path: str) -> Iterator[Passage]:
-    def refuse(where: str, why: str) -> None:
-        raise InputError(f"--text {path}: {where}: {why}")
-
-    file = InputFile.at(Path(path))
-    try:
-        yield from READERS.get(file.suffix, read_text)(file, _KEY, refuse)
-    except READ_ERRORS as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"--text {path}: cannot be read as text ({reason})") from None

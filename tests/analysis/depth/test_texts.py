@@ -29,7 +29,7 @@ def test_a_prompt():
 
 
 def test_documents_end_between_files_and_records(tmp_path):
-    plain, records = tmp_path / "a.md", tmp_path / "b.jsonl"
+    plain, records = tmp_path / "a.txt", tmp_path / "b.jsonl"
     plain.write_text("1 2 3\n")
     records.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("4 5", "6")))
     paths = [str(plain), str(records)]
@@ -43,19 +43,18 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     empty.write_text("")
     binary.write_bytes(b"1 2 \xff")
     short.write_text("7")
+    unknown = tmp_path / "text.pdf"
+    unknown.write_bytes(b"%PDF")
     for path, why in (
         (missing, "no such file"),
-        (tmp_path, "no such file"),
-        (empty, "is empty"),
-        (binary, "cannot be read"),
+        (unknown, "not a kind of file"),
+        (empty, "no document found"),
+        (binary, "no document found"),
         (short, "has 1 token"),
     ):
         message = refusal(text_of_files, [str(path)], TOKENIZER, 10)
         assert f"--text {path}" in message
         assert why in message
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"text": "1 2"}\n{"content": "3"}\n')
-    assert "line 2" in refusal(text_of_files, [str(bad)], TOKENIZER, 10)
 
 
 def test_a_corpus(tmp_path):
