@@ -13,7 +13,13 @@ from megatron_attnres.errors import (
     TrainingGaveUp,
 )
 from megatron_attnres.training.configuration import read_configuration
-from megatron_attnres.training.launch import STACK_SIGNAL, STOP_SIGNALS, launch, under_launcher
+from megatron_attnres.training.launch import (
+    STACK_SIGNAL,
+    STOP_SIGNALS,
+    import_for_ranks,
+    launch,
+    under_launcher,
+)
 from megatron_attnres.training.quiet import ignore_known_warnings
 from megatron_attnres.training.signals import SignalNote
 
@@ -32,7 +38,7 @@ def main(argv: list[str]) -> int:
         if config.nproc_per_node and not under_launcher():
             stopped_status = config.loop.exit_status_when_stopped
             forwarded = (*stop_signals, STACK_SIGNAL)
-            return launch(argv, config.nproc_per_node, forwarded, stopped_status)
+            return launch(argv, config.nproc_per_node, forwarded, stopped_status, import_for_ranks)
 
         signals = SignalNote(stop_signals)
         # Until the run's folder is known; the default action of the signal is to die.

@@ -4,8 +4,10 @@ import warnings
 
 warnings.simplefilter("ignore")
 
-import deepspeed  # noqa: E402, F401
-import megatron.core.pipeline_parallel.schedules  # noqa: E402, F401
+from megatron_attnres.training.launch import import_for_ranks  # noqa: E402
+
+import_for_ranks()
+
 import torch  # noqa: E402
 
 torch.set_num_threads(1)

@@ -11,7 +11,7 @@ from megatron_attnres.commands import whole_number
 from megatron_attnres.data.configuration import TokenizerConfig
 from megatron_attnres.errors import InputError
 from megatron_attnres.parallel.layout import ParallelLayout
-from megatron_attnres.training.launch import launch, under_launcher
+from megatron_attnres.training.launch import import_for_ranks, launch, under_launcher
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,6 @@ def on_ranks(arguments: argparse.Namespace, run: Callable[[], None]) -> None:
     if arguments.nproc_per_node in (None, 1) or under_launcher():
         run()
         return
-    status = launch(sys.argv, arguments.nproc_per_node)
+    status = launch(sys.argv, arguments.nproc_per_node, prepare=import_for_ranks)
     if status:
         sys.exit(status)

@@ -4,16 +4,16 @@ import logging
 
 import torch.distributed as dist
 
+from megatron_attnres.parallel.cpu import without_compiler
+
 
 def start_deepspeed() -> None:
     """Make `deepspeed.comm` a thin wrapper of torch.distributed; looks for no launcher or MPI.
 
-    Call it before anything else imports deepspeed, after `init_process_group`.
+    Call it after `init_process_group`.
     """
-    # On import DeepSpeed warns once per rank that it found no accelerator, on standard output.
-    logging.getLogger("DeepSpeed").addFilter(_is_error)
-    import deepspeed.comm
-    import deepspeed.ops
+    import_deepspeed()
+    import deepspeed
 
     if deepspeed.comm.is_initialized():
         return
@@ -26,6 +26,18 @@ def start_deepspeed() -> None:
         verbose=False,
         dist_init_required=False,
     )
+
+
+def import_deepspeed() -> None:
+    """Call it before anything else imports deepspeed."""
+    # On import DeepSpeed warns once per rank that it found no accelerator, on standard output.
+    logging.getLogger("DeepSpeed").addFilter(_is_error)
+    with without_compiler():
+        import deepspeed.comm
+        import deepspeed.ops
+
+        # ZeRO imports it in the first step, which would wait for the compiler to be loaded.
+        import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
 
 
 def _is_error(record: logging.LogRecord) -> bool:

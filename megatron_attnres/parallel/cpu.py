@@ -5,6 +5,8 @@ host these are redirected here; on a CUDA host nothing in this file takes effect
 """
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -62,14 +64,23 @@ def keep_freed_memory() -> None:
 def import_megatron_core() -> None:
     """Import Megatron-Core without loading torch's compiler. Does nothing special with CUDA.
 
-    Megatron-Core decorates its CUDA fusions with torch.compile when it is imported, which takes
-    two thirds of a rank's start-up time; on a CPU host none of these fusions runs.
+    It decorates its CUDA fusions with torch.compile, which takes two thirds of a rank's start-up
+    time; on a CPU host none of these fusions runs.
+    """
+    with without_compiler():
+        import megatron.core.pipeline_parallel.schedules  # noqa: F401
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Modules imported in the body keep the functions that they decorate with torch.compile as
+    they are, and do not load the compiler for it. Does nothing where CUDA exists.
     """
     compiler = torch.compile
     if not torch.cuda.is_available():
         torch.compile = _uncompiled
     try:
-        import megatron.core.pipeline_parallel.schedules  # noqa: F401
+        yield
     finally:
         torch.compile = compiler
 

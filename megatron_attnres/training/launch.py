@@ -1,10 +1,10 @@
 """Start the ranks of a one-machine job: ``--nproc-per-node`` without torchrun.
 
 torchrun works as well. It is not used here because it prints a report of its own for every failed
-rank and always exits with status 1, which hides the one line and the status of a bad value.
+rank and always exits with status 1, which hides the one line and the status of a bad value; and
+because its ranks each import for seconds what these share.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -12,26 +12,25 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from megatron_attnres.errors import (
     EXIT_STATUS_BAD_INPUT,
     EXIT_STATUS_FAILED,
     EXIT_STATUS_GAVE_UP,
 )
+from megatron_attnres.training.quiet import ignore_known_warnings
+from megatron_attnres.training.rank_process import POLL_SECONDS, RankProcess
 
 # What --save-on-signal listens to.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # Lets a rank dump its stacks.
 STACK_SIGNAL = signal.SIGUSR2
-POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 # From a rank's death until those that miss it have reported it, which takes some heartbeats.
 REPORT_SECONDS = 30.0
 # From the end of the first rank, when all have done their work, to that of the last one.
 END_SECONDS = 60.0
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def under_launcher() -> bool:
@@ -44,6 +43,7 @@ def launch(
     num_ranks: int,
     forwarded: Sequence[signal.Signals] = (),
     stopped_status: int = 0,
+    prepare: Callable[[], None] = lambda: None,
 ) -> int:
     """Run ``argv`` as that many ranks on this machine.
 
@@ -54,6 +54,7 @@ def launch(
         num_ranks: ranks to start.
         forwarded: signals that the ranks know what to do with: they get them and are waited for.
         stopped_status: with which ranks end that were asked to, besides 0.
+        prepare: does here, once, what every rank would do: they begin as copies of this process.
 
     Returns:
         0, the status of ranks that were asked to end, or that of the rank that failed first.
@@ -67,24 +68,25 @@ def launch(
     listened = {signal.SIGINT, signal.SIGHUP, *STOP_SIGNALS, *forwarded}
     previous = {number: signal.signal(number, note) for number in listened}
     port = _free_port()
-    ranks: list[subprocess.Popen] = []
+    threads = os.environ.get("OMP_NUM_THREADS")
+    ranks: list[RankProcess] = []
     try:
+        # Read when torch is imported, which may be now.
+        os.environ["OMP_NUM_THREADS"] = threads or str(max(1, (os.cpu_count() or 1) // num_ranks))
+        prepare()
         for rank in range(num_ranks):
-            environment = _environment(rank, num_ranks, port)
-            ranks.append(
-                subprocess.Popen(
-                    [sys.executable, *argv], env=environment, preexec_fn=_end_with_launcher
-                )
-            )
+            ranks.append(RankProcess(argv, _environment(rank, num_ranks, port), previous))
         return _wait(ranks, received, forwarded, stopped_status)
     finally:
         _end(ranks)
         for number, handler in previous.items():
             signal.signal(number, handler)
+        if threads is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
 
 
 def _wait(
-    ranks: Sequence[subprocess.Popen],
+    ranks: Sequence[RankProcess],
     received: deque[signal.Signals],
     forwarded: Sequence[signal.Signals],
     stopped_status: int,
@@ -113,7 +115,7 @@ def _wait(
 
 
 def _status_of_failure(
-    ranks: Sequence[subprocess.Popen],
+    ranks: Sequence[RankProcess],
     statuses: Sequence[int | None],
     failed: Sequence[int],
     received: deque[signal.Signals],
@@ -139,7 +141,7 @@ def _obituary(rank: int, status: int) -> str:
 
 
 def _wait_for_all(
-    ranks: Sequence[subprocess.Popen], seconds: float, received: deque[signal.Signals]
+    ranks: Sequence[RankProcess], seconds: float, received: deque[signal.Signals]
 ) -> None:
     """Return when all ranks have ended, after so long, or when somebody is impatient."""
     deadline = time.monotonic() + seconds
@@ -149,7 +151,7 @@ def _wait_for_all(
         time.sleep(POLL_SECONDS)
 
 
-def _end(ranks: Sequence[subprocess.Popen]) -> None:
+def _end(ranks: Sequence[RankProcess]) -> None:
     """Stop what still runs: first politely, after a grace period for good."""
     running = [rank for rank in ranks if rank.poll() is None]
     for rank in running:
@@ -164,9 +166,7 @@ def _end(ranks: Sequence[subprocess.Popen]) -> None:
 
 
 def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
-    threads = max(1, (os.cpu_count() or 1) // num_ranks)
     return {
-        "OMP_NUM_THREADS": str(threads),
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -177,10 +177,25 @@ def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def _end_with_launcher() -> None:
-    """Runs in a new rank: let Linux ask it to end when this process is gone, even if killed."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def import_for_ranks() -> None:
+    """Import what every rank needs, as ``prepare`` of ``launch``.
+
+    With a torch that knows CUDA nothing: a device that was asked for here could not be used there.
+    """
+    ignore_known_warnings()
+    import torch
+
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        return
+    # Torch's optimizers ask it whether they are being compiled.
+    import torch._dynamo
+
+    from megatron_attnres.optimizer.deepspeed_runtime import import_deepspeed
+    from megatron_attnres.parallel.cpu import import_megatron_core
+
+    import_megatron_core()
+    import_deepspeed()
+    import megatron_attnres.training.pretrain  # noqa: F401
 
 
 def _free_port() -> int:
