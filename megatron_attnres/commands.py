@@ -10,7 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT, InputError
+from megatron_attnres.errors import (
+    EXIT_STATUS_BAD_INPUT,
+    EXIT_STATUS_FAILED,
+    InputError,
+    JoinError,
+    LostRankError,
+)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -87,6 +93,8 @@ def _read_yaml(path: str) -> dict[str, Any]:
 def _flag(path: str, name: str, value: Any, action: argparse.Action) -> list[str]:
     if value is None:
         return []
+    if "\0" in str(value):
+        raise InputError(f"--config {path}: {name} is {value!r}; text without NUL is allowed")
     if action.nargs == 0:
         # A flag without a value: present for true; its --no- twin, if any, for false.
         if not isinstance(value, bool):
@@ -155,6 +163,8 @@ def run_command(main: Callable[[Sequence[str]], None]) -> NoReturn:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, end)
+    # What a terminal has no character for, or a file's name that is no UTF-8, ends no command.
+    sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
@@ -163,10 +173,30 @@ def run_command(main: Callable[[Sequence[str]], None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except InputError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        if _is_first_of_host():
+            _complain(str(error))
         sys.exit(EXIT_STATUS_BAD_INPUT)
+    except JoinError as error:
+        if _is_first_of_host():
+            _complain(str(error))
+        sys.exit(EXIT_STATUS_FAILED)
+    except LostRankError as error:
+        # Each says what it knows: the first one of the host may be the one that is gone.
+        _complain(str(error))
+        sys.exit(EXIT_STATUS_FAILED)
     except KeyboardInterrupt:
-        print(f"{Path(sys.argv[0]).name}: interrupted, nothing written", file=sys.stderr)
+        if _is_first_of_host():
+            _complain("interrupted, nothing written")
         sys.exit(128 + ended_by)  # as a shell reports a signal
     sys.exit(0)
+
+
+def _is_first_of_host() -> bool:
+    """Whether this rank, or the only process there is, speaks for all ranks of its host."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def _complain(message: str) -> None:
+    """One line, even if a name in it holds line ends."""
+    line = message.replace("\n", "\\n").replace("\r", "\\r")
+    print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr)

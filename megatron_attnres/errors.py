@@ -26,3 +26,11 @@ class JoinError(RuntimeError):
 
     The message is a single line. The command prints it once per host and exits with status 1.
     """
+
+
+class LostRankError(RuntimeError):
+    """Another rank of a job is gone, or answers no more.
+
+    The message is a single line that names the rank which noticed. Commands print it and exit with
+    status 1.
+    """

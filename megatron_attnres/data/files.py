@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,20 @@ def written_at_once(*targets: Path) -> Iterator[Path]:
     that of the first without its suffix, and every target is expected under its own suffix. After
     an exception, an interrupt included, the targets are as they were and nothing else is left.
 
+    A single target may be a link, which stays one, or a device or pipe, which is written to itself.
+
     Raises:
         InputError: the folder cannot be made or written, or a target is a folder.
     """
-    folder = targets[0].parent
     for target in targets:
         if target.is_dir():
             raise InputError(f"output {target}: a folder of that name exists; give another name")
+    if len(targets) == 1:
+        if targets[0].exists() and not targets[0].is_file():
+            yield targets[0]
+            return
+        targets = (Path(os.path.realpath(targets[0])),)
+    folder = targets[0].parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Beside the targets: a move within one file system only renames.

@@ -36,11 +36,17 @@ def attend_to_summaries_of_token(
 ) -> tuple[Attended, ...]:
     """``phase_one.attend_to_summaries``; inverse RMS and log-sums are numbers of Python's."""
     shape = summaries[0].shape
-    values = torch.cat([summary.view(1, -1) for summary in summaries])
-    # Not as matrix products: to start their threads takes longer than these sums.
-    dots = (directions.unsqueeze(1) * values.to(directions.dtype)).sum(dim=-1).tolist()
+    values = torch.cat(tuple(summaries)).view(len(summaries), -1)
+    wide = values.to(directions.dtype)
+    # A product of one row, as full mode and the head need it, is a single operation; to start the
+    # threads of larger ones takes longer than these sums.
+    is_one_query = directions.shape[0] == 1
+    if is_one_query:
+        dots = torch.mm(directions, wide.t())
+    else:
+        dots = (directions.unsqueeze(1) * wide).sum(dim=-1)
     weights, log_sums = [], []
-    for query, row in enumerate(dots):
+    for query, row in enumerate(dots.tolist()):
         logits = [dot * inverse for dot, inverse in zip(row, inverse_rms, strict=True)]
         if query == 0 and newest_bias is not None:
             logits[-1] += newest_bias.item()
@@ -49,12 +55,9 @@ def attend_to_summaries_of_token(
         total = sum(shares)
         weights.append([share / total for share in shares])
         log_sums.append(largest + math.log(total))
-    factors = torch.tensor(weights, dtype=values.dtype).unsqueeze(-1)
-    mixed = (factors * values).sum(dim=1)
-    return tuple(
-        Attended(one.view(shape), log_sum)
-        for one, log_sum in zip(mixed.unbind(), log_sums, strict=True)
-    )
+    factors = torch.tensor(weights, dtype=wide.dtype)
+    mixed = factors @ wide if is_one_query else (factors.unsqueeze(-1) * wide).sum(dim=1)
+    return tuple(map(Attended, mixed.to(values.dtype).view(-1, *shape).unbind(), log_sums))
 
 
 def merge_partial_sum_of_token(
@@ -72,6 +75,8 @@ def merge_partial_sum_of_token(
         logit += recency_bias.item()
     lead = attended.log_sum - logit
     smaller = math.exp(-abs(lead))
-    shares = (1 / (1 + smaller), smaller / (1 + smaller))
-    share, own_share = shares if lead >= 0 else shares[::-1]
-    return torch.mul(attended.mixed, share).add_(partial, alpha=own_share)
+    # From the smaller share, which has all its digits then.
+    share = smaller / (1 + smaller)
+    if lead >= 0:
+        return torch.lerp(attended.mixed, partial, share)
+    return torch.lerp(partial, attended.mixed, share)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
+from megatron_attnres.errors import LostRankError
 from megatron_attnres.evaluation.flags import JobFlags
 from megatron_attnres.model.gpt import GPTChunk
 from megatron_attnres.optimizer.configuration import DATA_TYPES
@@ -29,6 +30,7 @@ from megatron_attnres.training.checkpoints.loading import named
 from megatron_attnres.training.checkpoints.stored_model import StoredModel
 from megatron_attnres.training.checkpoints.weights import load_weights
 from megatron_attnres.training.layout_checks import check_model
+from megatron_attnres.training.watching.elsewhere import comes_from_elsewhere
 
 Answer = TypeVar("Answer")
 # Rank 0 may think, or wait for somebody to type, for as long as it likes; when it dies, the
@@ -38,10 +40,21 @@ _PATIENCE = timedelta(days=365)
 
 @contextmanager
 def joined(job: JobFlags) -> Iterator[ParallelGroups]:
-    """Be one of the job's ranks: its process groups, which end with the body."""
+    """Be one of the job's ranks: its process groups, which end with the body.
+
+    Raises:
+        JoinError: not all ranks came.
+        LostRankError: another rank is gone, or keeps this one waiting for too long.
+    """
     initialize_distributed(job.timeout, job.backend)
+    rank = distributed.get_rank()
     try:
         yield initialize_groups(job.layout, job.timeout)
+    except Exception as error:
+        if not comes_from_elsewhere(error):
+            raise
+        reason = " ".join(str(error).split())
+        raise LostRankError(f"rank {rank}: another rank is gone or too late ({reason})") from error
     finally:
         leave_job()
 
@@ -109,9 +122,13 @@ class Helpers:
             self._help()
             return None
         try:
-            return lead(self._ask)
-        finally:
+            answer = lead(self._ask)
+        except Exception:
             self._tell(None)
+            raise
+        # After an interrupt nobody is told: the others are interrupted as well, or gone already.
+        self._tell(None)
+        return answer
 
     def _ask(self, request: Any) -> Any:
         self._tell(request)

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from megatron_attnres.data.configuration import TokenizerConfig
 from megatron_attnres.errors import InputError
-from megatron_attnres.interop.folders import check_new_folder, reading, written_beside
+from megatron_attnres.interop.folders import (
+    check_new_folder,
+    reading,
+    system_errors,
+    written_beside,
+)
 from megatron_attnres.interop.hf_config import (
     CONFIG_FILE,
     DTYPE_NAMES,
@@ -135,10 +139,8 @@ def _write_files(
                     strict=True,
                 )
             }
-        try:
+        with system_errors():
             save_file(tensors, folder / name, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
         # Made for the owner alone.
         shutil.copymode(folder / CONFIG_FILE, folder / name)
     if len(files) > 1:

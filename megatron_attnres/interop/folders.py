@@ -1,6 +1,7 @@
 """Where a conversion reads and writes: errors that name the flag, a folder whole or not at all."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,10 +21,17 @@ def check_new_folder(given: str) -> None:
     """
     path = Path(given)
     try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"--save {given!a}: is not UTF-8; give another name") from None
+    try:
         taken = path.is_dir() and any(path.iterdir())
+        taken = taken or (path.exists() and not path.is_dir())
+        # Its name is longer than the folder's own.
+        _writing(_absolute(given)).exists()
     except OSError as error:
         raise InputError(f"--save {given}: {error.strerror}; give a new folder") from None
-    if taken or (path.exists() and not path.is_dir()):
+    if taken:
         raise InputError(f"--save {given}: exists already; give a new folder")
     check_output_folder("--save", given, _absolute(given).parent)
 
@@ -54,7 +62,7 @@ def written_beside(given: str) -> Iterator[Path]:
         InputError: the system refuses to write.
     """
     final = _absolute(given)
-    writing = final.with_name(final.name + WRITING)
+    writing = _writing(final)
     shutil.rmtree(writing, ignore_errors=True)
     made = [path for path in (writing, *writing.parents) if not path.exists()] or [writing]
     try:
@@ -70,6 +78,28 @@ def written_beside(given: str) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def system_errors() -> Iterator[None]:
+    """Raise as OSErrors what libraries written in Rust say of the system in a text.
+
+    Raises:
+        OSError: see above.
+    """
+    try:
+        yield
+    except Exception as error:  # tokenizers' are of no other class
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if isinstance(error, OSError) or found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number)) from error
+
+
 def _absolute(given: str) -> Path:
-    """Has a name and a parent, whatever was typed."""
-    return Path(os.path.abspath(given))
+    """Has a name and a parent, whatever was typed; behind links, which stay what they are."""
+    return Path(os.path.realpath(given))
+
+
+def _writing(final: Path) -> Path:
+    """Beside it, so that it can be renamed."""
+    return final.with_name(final.name + WRITING)

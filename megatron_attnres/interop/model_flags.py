@@ -3,6 +3,7 @@
 No torch.
 """
 
+import shlex
 from typing import Any
 
 import yaml
@@ -25,9 +26,13 @@ def flags_yaml(
         save: the imported checkpoint's folder.
     """
     flags = _flags(model) | {"precision": precision}
+    # Whatever characters a name has, a comment stays one.
+    config, load = (
+        shlex.quote(path).replace("\n", "\n# ") for path in (f"{save}/{FLAGS_FILE}", save)
+    )
     lines = [
         "# The model of this folder. To train it further:",
-        f"#   python pretrain_attnres.py --config {save}/{FLAGS_FILE} --load {save} \\",
+        f"#   python pretrain_attnres.py --config {config} --load {load} \\",
         "#       --load-weights-only --data-path PREFIX --train-iters N --global-batch-size B ...",
         "# A --seq-length below the one here takes less memory; the model stays the same.",
         yaml.safe_dump(flags, sort_keys=False).rstrip(),

@@ -1,14 +1,13 @@
 """Residual connections that flags ask of a model which has standard ones. No torch."""
 
 import argparse
-import math
 
 from megatron_attnres.errors import InputError
 from megatron_attnres.interop.hf_config import QWEN3
 from megatron_attnres.interop.source import HuggingFaceModel
 from megatron_attnres.model.configuration import AttnResConfig
 from megatron_attnres.training.blocks import block_size_of
-from megatron_attnres.training.checks import flag
+from megatron_attnres.training.checks import LARGEST_PARAMETER, flag
 
 # Every other source is left a weight of e^-16 = 1e-7, of the order of what float32 rounds away: at
 # 64 layers in full mode logits of a random model move by 5e-5, of which rounding alone makes 2e-5.
@@ -45,8 +44,10 @@ def requested(arguments: argparse.Namespace, source: HuggingFaceModel) -> AttnRe
                 )
         return None
     bias = arguments.attn_res_recency_bias
-    if bias is not None and not math.isfinite(bias):
-        raise InputError(f"--attn-res-recency-bias {bias}: must be a finite number")
+    if bias is not None and not abs(bias) <= LARGEST_PARAMETER:
+        raise InputError(
+            f"--attn-res-recency-bias {bias}: must be a finite number, within what float32 holds"
+        )
     size = block_size_of(arguments, source.model.num_sublayers)
     return AttnResConfig(
         arguments.attn_res_mode,

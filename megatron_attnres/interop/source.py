@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,9 @@ _OF_ATTNRES = {
 _DEFAULT_ROTARY_BASE = 10_000.0
 _DEFAULT_NORM_EPSILON = 1e-6
 _DEFAULT_INITIAL_STD = 0.02
+_DEFAULT_WINDOW_LAYERS = 28
+# Beyond any model; what is larger would fill the memory before it is held against the tensors.
+_MOST_LAYERS, _LARGEST_SIZE = 10_000, 10**9
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def _read(folder: Path) -> dict[str, Any]:
         raise InputError(f"holds no {CONFIG_FILE}; give the folder of a Hugging Face model")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{CONFIG_FILE} cannot be read ({reason})") from None
     if not isinstance(config, dict):
@@ -121,7 +125,7 @@ def _read(folder: Path) -> dict[str, Any]:
 def _checked_type(config: dict[str, Any]) -> tuple[str, str]:
     """Model type and architecture."""
     model_type = config.get("model_type")
-    if model_type not in _ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in _ARCHITECTURES:
         raise _refusal("model_type", model_type, f"allowed are {', '.join(_ARCHITECTURES)}")
     expected = _ARCHITECTURES[model_type]
     architectures = config.get("architectures") or [expected]
@@ -137,26 +141,29 @@ def _check_features(config: dict[str, Any]) -> None:
         if value is not None and value not in supported:
             allowed = f"allowed is {json.dumps(supported[0])}" if supported else "none is supported"
             raise _refusal(field, value, allowed)
-    if "sliding_attention" in _layer_types(config):
-        field = "layer_types" if config.get("layer_types") else "use_sliding_window"
-        raise _refusal(field, config[field], "sliding windows are not supported")
-    others = set(_layer_types(config)) - {"full_attention"}
-    if others:
-        raise _refusal("layer_types", config["layer_types"], "allowed is full_attention")
+    _check_layer_types(config)
 
 
-def _layer_types(config: dict[str, Any]) -> list[str]:
-    """As transformers finds them for Qwen3."""
-    if config.get("layer_types"):
-        return list(config["layer_types"])
-    layers = _size(config, "num_hidden_layers")
-    slides = config.get("use_sliding_window") and config.get("sliding_window", 4096) is not None
-    first = config.get("max_window_layers", 28) if slides else layers
-    return ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+def _check_layer_types(config: dict[str, Any]) -> None:
+    """Refuse sliding windows, which transformers finds in one of two ways for Qwen3."""
+    named = config.get("layer_types")
+    if named:
+        if isinstance(named, list) and "sliding_attention" in named:
+            raise _refusal("layer_types", named, "sliding windows are not supported")
+        if not isinstance(named, list) or any(one != "full_attention" for one in named):
+            raise _refusal("layer_types", named, "allowed is full_attention")
+    elif config.get("use_sliding_window") and config.get("sliding_window", 4096) is not None:
+        first = _number(config, "max_window_layers", _DEFAULT_WINDOW_LAYERS)
+        if first < _size(config, "num_hidden_layers", _MOST_LAYERS):
+            raise _refusal(
+                "use_sliding_window",
+                config["use_sliding_window"],
+                "sliding windows are not supported",
+            )
 
 
 def _model(config: dict[str, Any], model_type: str) -> ModelConfig:
-    num_layers = _size(config, "num_hidden_layers")
+    num_layers = _size(config, "num_hidden_layers", _MOST_LAYERS)
     heads, groups = _size(config, "num_attention_heads"), _size(config, "num_key_value_heads")
     if heads % groups:
         raise _refusal("num_key_value_heads", groups, f"a divisor of {heads} heads is needed")
@@ -171,9 +178,9 @@ def _model(config: dict[str, Any], model_type: str) -> ModelConfig:
         kv_channels=config["head_dim"],
         vocab_size=_size(config, "vocab_size"),
         seq_length=_size(config, "max_position_embeddings"),
-        norm_epsilon=_number(config, "rms_norm_eps", _DEFAULT_NORM_EPSILON),
+        norm_epsilon=_above_zero(config, "rms_norm_eps", _DEFAULT_NORM_EPSILON),
         rotary_base=_rotary_base(config),
-        init_method_std=_number(config, "initializer_range", _DEFAULT_INITIAL_STD),
+        init_method_std=_above_zero(config, "initializer_range", _DEFAULT_INITIAL_STD),
         tied_embeddings=_switch(config, "tie_word_embeddings", False),
         attn_res=_attn_res(config, model_type, num_layers),
     )
@@ -191,8 +198,8 @@ def _rotary_base(config: dict[str, Any]) -> float:
         raise _refusal(field, rope, "allowed is rope_type default")
     if rope.get("partial_rotary_factor", 1) != 1:
         raise _refusal(field, rope, "allowed is partial_rotary_factor 1")
-    outside = _number(config, "rope_theta", _DEFAULT_ROTARY_BASE)
-    return _number(rope, "rope_theta", outside)
+    outside = _above_zero(config, "rope_theta", _DEFAULT_ROTARY_BASE)
+    return _above_zero(rope, "rope_theta", outside)
 
 
 def _attn_res(config: dict[str, Any], model_type: str, num_layers: int) -> AttnResConfig:
@@ -225,15 +232,17 @@ def _precision(config: dict[str, Any]) -> Precision | None:
         return None
     # What float16 holds, float32 holds exactly.
     known = {name: precision for precision, name in DTYPE_NAMES.items()} | {"float16": "fp32"}
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise _refusal("dtype", name, f"allowed are {', '.join(known)}")
     return known[name]
 
 
-def _size(config: dict[str, Any], field: str) -> int:
+def _size(config: dict[str, Any], field: str, largest: int = _LARGEST_SIZE) -> int:
     value = config.get(field)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _refusal(field, value, "a whole number above 0 is needed")
+    if value > largest:
+        raise _refusal(field, value, f"at most {largest} is allowed")
     return value
 
 
@@ -241,9 +250,19 @@ def _number(config: dict[str, Any], field: str, default: float) -> float:
     value = config.get(field)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _refusal(field, value, "a number is needed")
+    # A whole number may be larger than any that is held.
+    if not -sys.float_info.max <= value <= sys.float_info.max:
         raise _refusal(field, value, "a finite number is needed")
     return float(value)
+
+
+def _above_zero(config: dict[str, Any], field: str, default: float) -> float:
+    value = _number(config, field, default)
+    if value <= 0:
+        raise _refusal(field, config[field], "a number above 0 is needed")
+    return value
 
 
 def _switch(config: dict[str, Any], field: str, default: bool) -> bool:

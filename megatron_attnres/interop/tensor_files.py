@@ -114,14 +114,21 @@ def _files(folder: Path) -> list[Path]:
         )
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise _unreadable(index, error) from error
     for name in names:
         # A file elsewhere is no part of the folder.
         if not isinstance(name, str) or Path(name).name != name:
             raise InputError(f"{index.name} names {name!r}, which is no file of the folder")
         if not (folder / name).is_file():
-            raise InputError(f"{index.name} names {name}, which is missing")
+            raise InputError(f"{index.name} names {name!r}, which is missing")
     return [folder / name for name in sorted(names)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from megatron_attnres.data.configuration import TokenizerConfig
 from megatron_attnres.data.tokenizers import Tokenizer, identity_of, load_tokenizer
 from megatron_attnres.errors import InputError
+from megatron_attnres.interop.folders import system_errors
 from megatron_attnres.interop.sentencepiece_export import (
     SentencePieceModel,
     write_fast_tokenizer,
@@ -46,12 +47,14 @@ def write_tokenizer(
 
     Raises:
         InputError: it cannot be done with the same ids.
+        OSError: the folder cannot be written.
     """
     path = Path(str(config.tokenizer_model))
     if config.tokenizer_type == HUGGING_FACE:
         return copy_tokenizer(path, folder)
     model = SentencePieceModel(path)
-    pad = write_fast_tokenizer(model, folder, model.pieces[tokenizer.eod], max_length)
+    with system_errors():
+        pad = write_fast_tokenizer(model, folder, model.pieces[tokenizer.eod], max_length)
     # Line ends keep what stands between them apart; a call for each would take minutes.
     with _quiet_transformers():
         _compare(tokenizer, folder, ["\n".join([*model.pieces, *model.overlaps()])])
@@ -70,11 +73,13 @@ def copy_tokenizer(source: Path, target: Path) -> int | None:
 
     Raises:
         InputError: it cannot be read, or the copy makes other ids.
+        OSError: the target cannot be written.
     """
     with _quiet_transformers():
         tokenizer = load_tokenizer(TokenizerConfig(HUGGING_FACE, str(source)))
         theirs = _read(source)
-        theirs.save_pretrained(str(target))
+        with system_errors():
+            theirs.save_pretrained(str(target))
         _compare(tokenizer, target, [])
     return theirs.pad_token_id
 

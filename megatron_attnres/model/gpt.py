@@ -1,6 +1,7 @@
 """The GPT model as one chunk of a pipeline; a chunk that is first and last is the whole model."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -103,7 +104,7 @@ class GPTChunk(nn.Module):
         state: DepthState | None,
         labels: Tensor | None,
         samples: Sequence[int] | None = None,
-    ) -> DepthState | Tensor:
+    ) -> Any:
         """Run the chunk on one micro-batch.
 
         Args:
@@ -114,15 +115,14 @@ class GPTChunk(nn.Module):
                 None drops nothing.
 
         Returns:
-            The depth state after the chunk, or for the last chunk the loss of every token,
-            [b, s], in nats.
+            The depth state after the chunk, or for the last chunk what ``result_of`` makes of it.
         """
         dropout = self._dropout(samples)
         if self.is_first:
             state = self._embed(tokens, dropout)
         rotary = (self.rotary_cosines, self.rotary_sines)
         state = self.layers(state, rotary, dropout=dropout)
-        return self._losses(state, labels) if self.is_last else state
+        return self.result_of(state, labels) if self.is_last else state
 
     def run_layers(self, tokens: Tensor, cache: KeyValueCache) -> DepthState:
         """For inference with the whole model: the depth state of new tokens after all layers.
@@ -141,6 +141,21 @@ class GPTChunk(nn.Module):
     def logits_of(self, state: DepthState) -> Tensor:
         """Of every position, [s, b, vocabulary / TP]."""
         return self.output(self.final_hidden(state))[0]
+
+    def result_of(self, state: DepthState, labels: Tensor) -> Any:
+        """What the last chunk gives back; a subclass may want something else of its state.
+
+        Args:
+            state: after all layers.
+            labels: [b, s].
+
+        Returns:
+            The loss of every token, [b, s], in nats.
+        """
+        losses = vocab_parallel_cross_entropy(
+            self.logits_of(state), labels.transpose(0, 1).contiguous(), self.groups.tp
+        )
+        return losses.transpose(0, 1)
 
     def global_name(self, name: str) -> str:
         """A parameter's name in the whole model; the tied copy carries the embedding's."""
@@ -161,13 +176,6 @@ class GPTChunk(nn.Module):
         tp = self.groups.tp
         shard = (tp.rank(), tp.size()) if self.config.sequence_parallel else (0, 1)
         return HiddenDropout(self.hidden_dropout, self.seed, tuple(samples), *shard)
-
-    def _losses(self, state: DepthState, labels: Tensor) -> Tensor:
-        logits = self.logits_of(state)
-        losses = vocab_parallel_cross_entropy(
-            logits, labels.transpose(0, 1).contiguous(), self.groups.tp
-        )
-        return losses.transpose(0, 1)
 
     def _tie_embeddings(self) -> None:
         """Use the embedding as output weight, or prepare its copy on another stage.

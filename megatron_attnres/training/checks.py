@@ -67,6 +67,8 @@ NOT_NEGATIVE = [
 EXIT_STATUSES = (EXIT_STATUS_FAILED, EXIT_STATUS_BAD_INPUT, EXIT_STATUS_GAVE_UP)
 # Of two iterations; Python refuses to read numbers of thousands of digits.
 MOST_CHARACTERS = 40
+# Checkpoints hold float32.
+LARGEST_PARAMETER = 3.4e38
 OUTPUT_FILES = ["metrics_file", "summary_file"]
 # The run's folder first: outputs that no flag places elsewhere lie in it.
 OUTPUT_FOLDERS = ["run_dir", "save", "tensorboard_dir", "data_cache_path", "profile_pipeline_dir"]
@@ -204,8 +206,10 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 def _check_attention_residual_flags(arguments: argparse.Namespace) -> None:
     mode = arguments.attn_res_mode
     bias = arguments.attn_res_recency_bias
-    if bias is not None and not math.isfinite(bias):
-        raise InputError(f"--attn-res-recency-bias {bias}: must be a finite number")
+    if bias is not None and not abs(bias) <= LARGEST_PARAMETER:
+        raise InputError(
+            f"--attn-res-recency-bias {bias}: must be a finite number, within what float32 holds"
+        )
     if mode == "baseline" and bias is not None:
         raise InputError(
             f"--attn-res-recency-bias {bias}: "

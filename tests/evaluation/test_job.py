@@ -7,11 +7,13 @@ import torch
 from torch import distributed
 
 from megatron_attnres.data.configuration import TokenizerConfig
-from megatron_attnres.errors import InputError
+from megatron_attnres.errors import InputError, LostRankError
 from megatron_attnres.evaluation.flags import JobFlags
 from megatron_attnres.evaluation.job import Helpers, build_trained, joined
 from megatron_attnres.parallel.groups import initialize_groups
 from megatron_attnres.parallel.layout import ParallelLayout
+from megatron_attnres.training.checkpoints.description import DESCRIPTION
+from megatron_attnres.training.checkpoints.folders import newest
 from megatron_attnres.training.checkpoints.stored_model import find_stored_model
 from tests.distributed import GROUP_TIMEOUT, restart_job, run_ranks
 from tests.evaluation.checkpoints import make_checkpoint, shapes_of
@@ -81,6 +83,19 @@ def test_rank_0_leads_and_the_others_end_when_it_fails():
     assert others == [(None, "helped")] * 2
 
 
+def test_an_interrupt_stays_one_where_the_others_are_gone():
+    with joined(JobFlags(ParallelLayout(), None, None, timedelta(minutes=1))):
+        helpers = Helpers(lambda request: None)
+
+        def lead(ask):
+            # Nobody can be told any more.
+            distributed.destroy_process_group(helpers._group)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            helpers.led(lead)
+
+
 def refusal_of(folder, layout):
     groups = initialize_groups(layout, GROUP_TIMEOUT)
     try:
@@ -122,3 +137,24 @@ def test_a_folder_without_a_checkpoint_is_named(tmp_path, content):
         folder.mkdir()
     with pytest.raises(InputError, match=f"--load {folder}: "):
         find_stored_model(str(folder))
+
+
+def test_a_description_that_was_edited_is_not_believed(tmp_path):
+    folder = newest(str(make_checkpoint(tmp_path, small_model(num_layers=3))))
+    path = folder / DESCRIPTION
+    path.write_text(path.read_text().replace('"num_layers": 3', '"num_layers": "x"'))
+    with pytest.raises(InputError, match=f"--load {tmp_path}: {path} is damaged") as caught:
+        find_stored_model(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_of_other_ranks_are_one_line():
+    job = JobFlags(ParallelLayout(), None, None, timedelta(minutes=1))
+    with (
+        pytest.raises(LostRankError, match=r"rank 0: another rank is gone.*by peer") as caught,
+        joined(job),
+    ):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer\nGLHF")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RuntimeError, match="its own"), joined(job):
+        raise RuntimeError("its own")

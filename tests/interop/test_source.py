@@ -84,12 +84,22 @@ def test_the_reproductions_blocks_are_whole_layers(blocks, size, tmp_path):
         (QWEN3, {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}),
         (QWEN3, {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
         (QWEN3, {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+        (QWEN3, {"model_type": ["qwen3"]}),
+        (QWEN3, {"dtype": ["float32"]}),
+        (QWEN3, {"layer_types": 4}),
+        (QWEN3, {"layer_types": [["full_attention"]]}),
         (QWEN3, {"num_hidden_layers": 0}),
+        (QWEN3, {"num_hidden_layers": 10**30}),
+        (QWEN3, {"max_position_embeddings": 10**30}),
         (QWEN3, {"num_key_value_heads": 3}),
         (QWEN3, {"head_dim": None}),
         (QWEN3, {"head_dim": 5}),
         (QWEN3, {"hidden_size": "16"}),
         (QWEN3, {"rms_norm_eps": True}),
+        (QWEN3, {"rms_norm_eps": 10**400}),
+        (QWEN3, {"rms_norm_eps": -1e-6}),
+        (QWEN3, {"rope_theta": 0}),
+        (QWEN3, {"initializer_range": -0.02}),
         (QWEN3, {"tie_word_embeddings": "yes"}),
         (QWEN3, {"dtype": "float8_e4m3fn"}),
         (REPRODUCTION, {"attnres_gate_type": "sigmoid_scalar"}),
@@ -119,7 +129,7 @@ def test_windows_that_no_layer_uses_are_let_pass(tmp_path):
     assert find(tmp_path, QWEN3 | {"sliding_window": 8, "max_window_layers": 0}).model
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]"])
+@pytest.mark.parametrize("content", [None, "{", "[]", "[" * 100_000])
 def test_a_folder_without_a_configuration_is_named(content, tmp_path):
     if content is not None:
         (tmp_path / "config.json").write_text(content)

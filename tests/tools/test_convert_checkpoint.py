@@ -160,6 +160,10 @@ OURS, QWEN3 = ["--load", "{}/ours", "--save", "{}/new"], ["--load", "{}/qwen3", 
             ["--from", "hf", *QWEN3, "--attn-res-mode", "full", "--attn-res-recency-bias", "nan"],
             ["--attn-res-recency-bias nan"],
         ),
+        (
+            ["--from", "hf", *QWEN3, "--attn-res-mode", "full", "--attn-res-recency-bias", "1e39"],
+            ["--attn-res-recency-bias 1e+39"],
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(convert, folders, arguments, words):

@@ -130,7 +130,10 @@ def test_a_model_that_has_diverged_is_named(runs, tmp_path, monkeypatch):
         (["--load", "{}/block", "--prompt", "1", "--output", "{}/out"], ["has 1 token"]),
         (["--load", "{}/block", "--prompt", "a b", "--output", "{}/out"], ["'a'"]),
         (["--load", "{}/block", "--prompt", "1 " * 9, "--output", "{}/out"], ["context 8"]),
-        (["--load", "{}/block", "--text", "{}/empty.txt", "--output", "{}/out"], ["no document found"]),
+        (
+            ["--load", "{}/block", "--text", "{}/empty.txt", "--output", "{}/out"],
+            ["no document found"],
+        ),
         (["--load", "{}/block", "--data-path", "{}/x", "--output", "{}/out"], ["{}/x.idx"]),
         (
             ["--load", "{}/block", "--prompt", "1 2", "--tokens", "1", "--output", "{}/out"],

@@ -131,6 +131,7 @@ FLAGS = {
         "--attn-res-sources cumulative",
         "block or full",
     ),
+    "bias huge": ({"attn-res-recency-bias": "1e39"}, "--attn-res-recency-bias 1e+39", "float32"),
     "bias nan": ({"attn-res-recency-bias": "nan"}, "--attn-res-recency-bias nan", "finite"),
     "unknown mode": ({"attn-res-mode": "half"}, "--attn-res-mode", "half", "baseline", "full"),
     # Batches.

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from megatron_attnres.analysis.depth.figures import NARROW, WIDE, Room
 from megatron_attnres.analysis.depth.layout import TITLES, Sublayer
 from megatron_attnres.analysis.live import views
+from megatron_attnres.analysis.live.guard import Guard
 from megatron_attnres.analysis.live.reading import LiveModel, Reading
 from megatron_attnres.errors import InputError
 
@@ -101,6 +103,7 @@ def serve(page: gr.Blocks, host: str, port: int) -> None:
             pwa=False,
             mcp_server=False,
             enable_monitoring=False,
+            app_kwargs={"middleware": [Middleware(Guard, host=host)]},
         )
     except OSError as error:
         reason = " ".join(str(error).split())

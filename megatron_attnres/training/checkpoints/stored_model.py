@@ -8,8 +8,14 @@ from megatron_attnres.data.configuration import TokenizerConfig
 from megatron_attnres.data.tokenizers import Tokenizer, identity_of, load_tokenizer
 from megatron_attnres.errors import InputError
 from megatron_attnres.model.configuration import AttnResConfig, ModelConfig
-from megatron_attnres.training.checkpoints.description import Description
-from megatron_attnres.training.checkpoints.folders import CHECKSUMS, LATEST, newest
+from megatron_attnres.training.checkpoints.description import DESCRIPTION, Description
+from megatron_attnres.training.checkpoints.folders import (
+    CHECKSUMS,
+    LATEST,
+    digests_in,
+    newest,
+    verify,
+)
 from megatron_attnres.training.watching.run_folder import RunFolder
 
 
@@ -66,6 +72,8 @@ class StoredModel:
 
     def _check(self, tokenizer: Tokenizer, config: TokenizerConfig) -> None:
         name = f"--tokenizer-model {config.tokenizer_model}"
+        if config.tokenizer_model is None:
+            name = f"--vocab-size {config.vocab_size}"
         found, wanted = identity_of(tokenizer), self.tokenizer_identity
         if wanted and found != wanted:
             what = ", ".join(
@@ -88,7 +96,7 @@ def find_stored_model(given: str) -> StoredModel:
     """The newest checkpoint of a run folder or of a folder made by ``--save``, or one checkpoint.
 
     Raises:
-        InputError: there is none, or its description cannot be read.
+        InputError: there is none, or its description cannot be read or was changed.
     """
     path = Path(given)
     if not path.is_dir():
@@ -101,9 +109,13 @@ def find_stored_model(given: str) -> StoredModel:
         )
     try:
         folder = newest(str(path))
+        # Before it is believed: what was edited may still look like a model.
+        verify(folder, [DESCRIPTION], digests_in(folder))
         description = Description.read(folder)
     except InputError as error:
         raise InputError(f"--load {given}: {error}") from error
+    except OSError as error:
+        raise InputError(f"--load {given}: {error.strerror}; give a readable folder") from error
     configuration = description.configuration
     try:
         attn_res = AttnResConfig(**configuration["model"]["attn_res"])

@@ -92,7 +92,15 @@ def _save(writing: Path, planner: DefaultSavePlanner) -> None:
     except CheckpointException as error:
         # Torch wraps whatever went wrong on the one rank there is.
         cause, _ = next(iter(error.failures.values()))
-        raise cause from error
+        raise _behind(cause) from error
+
+
+def _behind(error: BaseException) -> BaseException:
+    """What stopped torch's writer, which then complains of what it could not finish."""
+    stopped = error.__context__
+    if isinstance(error, RuntimeError) and isinstance(stopped, OSError | KeyboardInterrupt):
+        return stopped
+    return error
 
 
 class _ComingTensorPlanner(DefaultSavePlanner):

@@ -3,6 +3,8 @@
 import re
 import socket
 from importlib.util import find_spec
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -148,3 +150,17 @@ def test_a_port_that_was_taken_meanwhile_is_named(served):
     port = int(address.rpartition(":")[2])
     with pytest.raises(InputError, match=f"--port {port}: cannot be listened at"):
         serve(build_page(models[:1]), "127.0.0.1", port)
+
+
+def test_other_hosts_and_uploads_are_refused(served):
+    _, address = served
+    for path, headers, data, status in (
+        ("/config", {}, None, 200),
+        ("/config", {"Host": "evil.example"}, None, 403),
+        ("/gradio_api/upload", {}, b"files", 403),
+    ):
+        try:
+            found = urlopen(Request(address + path, data, headers)).status
+        except HTTPError as error:
+            found = error.code
+        assert found == status, path
