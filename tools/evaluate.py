@@ -18,7 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from megatron_attnres.commands import CommandParser, run_command, whole_number
 from megatron_attnres.data.files import written_at_once
 from megatron_attnres.errors import InputError
-from megatron_attnres.evaluation.documents import check_corpus
+from megatron_attnres.evaluation.comparison.settings import (
+    CorpusRequest,
+    EvaluationSettings,
+    check_windows,
+)
 from megatron_attnres.evaluation.flags import (
     add_job_flags,
     add_tokenizer_flags,
@@ -26,15 +30,15 @@ from megatron_attnres.evaluation.flags import (
     on_ranks,
     tokenizer_of,
 )
-from megatron_attnres.evaluation.settings import CorpusRequest, EvaluationSettings, check_windows
-from megatron_attnres.evaluation.task_request import TaskRequest, task_data, task_names
-from megatron_attnres.evaluation.tasks import require_harness
+from megatron_attnres.evaluation.perplexity.documents import check_corpus
+from megatron_attnres.evaluation.tasks.harness_tasks import require_harness
+from megatron_attnres.evaluation.tasks.request import TaskRequest, task_data, task_names
 from megatron_attnres.output_files import check_output_file, write_output_file
 from megatron_attnres.training.checkpoints.stored_model import StoredModel, find_stored_model
 from megatron_attnres.training.checks import flag
 
 if TYPE_CHECKING:
-    from megatron_attnres.evaluation.results import RunResult
+    from megatron_attnres.evaluation.comparison.results import RunResult
 
 # Flags that say something only beside one of others.
 NEEDS = {
@@ -218,7 +222,7 @@ def _evaluate(
     from megatron_attnres.parallel.cpu import import_megatron_core
 
     import_megatron_core()
-    from megatron_attnres.evaluation.runs import evaluate_runs
+    from megatron_attnres.evaluation.comparison.runs import evaluate_runs
 
     results = evaluate_runs(runs, settings)
     if results is not None:
@@ -228,8 +232,8 @@ def _evaluate(
 def _report(
     arguments: argparse.Namespace, results: "Sequence[RunResult]", settings: EvaluationSettings
 ) -> None:
-    from megatron_attnres.evaluation.results import as_object
-    from megatron_attnres.evaluation.table import comparison_table
+    from megatron_attnres.evaluation.comparison.results import as_object
+    from megatron_attnres.evaluation.comparison.table import comparison_table
 
     text = json.dumps(as_object(results, settings))
     if arguments.output is not None:

@@ -30,15 +30,8 @@ from megatron_attnres.evaluation.flags import (
     on_ranks,
     tokenizer_of,
 )
-from megatron_attnres.evaluation.generation_flags import add_generation_flags, generation_of
-from megatron_attnres.evaluation.generation_report import (
-    as_object,
-    pace_line,
-    sample_lines,
-    text_lines,
-)
-from megatron_attnres.evaluation.generation_settings import Generation, GenerationSettings
-from megatron_attnres.evaluation.prompts import (
+from megatron_attnres.evaluation.generation.flags import add_generation_flags, generation_of
+from megatron_attnres.evaluation.generation.prompts import (
     EncodedPrompt,
     Prompt,
     encode,
@@ -47,10 +40,17 @@ from megatron_attnres.evaluation.prompts import (
     prompts_of_file,
     typed_prompt,
 )
+from megatron_attnres.evaluation.generation.report import (
+    as_object,
+    pace_line,
+    sample_lines,
+    text_lines,
+)
+from megatron_attnres.evaluation.generation.settings import Generation, GenerationSettings
 from megatron_attnres.training.checkpoints.stored_model import StoredModel, find_stored_model
 
 if TYPE_CHECKING:
-    from megatron_attnres.evaluation.generation import Generator
+    from megatron_attnres.evaluation.generation.generator import Generator
 
 
 def main(args: Sequence[str]) -> None:
@@ -222,7 +222,7 @@ def _converse(
     stored: StoredModel,
 ) -> None:
     """Prompts that rank 0 reads while the model waits. On one rank."""
-    from megatron_attnres.evaluation.conversation import Conversation
+    from megatron_attnres.evaluation.generation.conversation import Conversation
 
     streams = settings.num_samples == 1 and arguments.stream is not False
 
@@ -254,7 +254,7 @@ def _with_generator(
     from megatron_attnres.parallel.cpu import import_megatron_core
 
     import_megatron_core()
-    from megatron_attnres.evaluation.generation import Generator
+    from megatron_attnres.evaluation.generation.generator import Generator
     from megatron_attnres.evaluation.job import build_trained, joined
 
     with _said_once(), joined(job) as groups:

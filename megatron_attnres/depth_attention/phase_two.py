@@ -37,12 +37,33 @@ def merge_partial_sum(
         RuntimeError: what phase 1 found is used a second time, with gradients.
     """
     if not torch.is_grad_enabled():
+        if len(_tiles(partial, direction.dtype)) == 1:
+            return _merge_at_once(*attended[:2], partial, direction, eps, recency_bias)
         return _merge(*attended[:2], partial, direction, eps, recency_bias)[0]
     # Twice, autograd would add up what comes back for o and for its scale, each on its own.
     if getattr(attended.scale, "is_merged", False):
         raise RuntimeError("what phase 1 found for a sublayer was merged before; read ahead again")
     attended.scale.is_merged = True
     return _PhaseTwo.apply(*attended, partial, direction, eps, recency_bias)
+
+
+def _merge_at_once(
+    mixed: Tensor,
+    log_sum: Tensor,
+    partial: Tensor,
+    direction: Tensor,
+    eps: float,
+    recency_bias: Tensor | None,
+) -> Tensor:
+    """Without gradients and for few tokens: in as few operations as it takes."""
+    values = as_rows(partial).to(direction.dtype)
+    lead = (values @ direction).mul_(inverse_rms(values, eps)).neg_().add_(log_sum)
+    if recency_bias is not None:
+        lead -= recency_bias.reshape(())
+    # Both from the difference, as below.
+    share, own_share = torch.sigmoid(lead), torch.sigmoid(lead.neg_())
+    merged = torch.mul(as_rows(mixed), share.unsqueeze(-1))
+    return merged.addcmul_(values, own_share.unsqueeze(-1)).to(partial.dtype).view_as(partial)
 
 
 class _PhaseTwo(torch.autograd.Function):

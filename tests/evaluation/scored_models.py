@@ -9,8 +9,8 @@ from torch import Tensor
 
 from megatron_attnres.depth_attention.state import DepthState
 from megatron_attnres.evaluation.job import build_trained
-from megatron_attnres.evaluation.scoring import Scorer
-from megatron_attnres.evaluation.scoring_chunk import ScoringChunk
+from megatron_attnres.evaluation.scoring.chunk import ScoringChunk
+from megatron_attnres.evaluation.scoring.scorer import Scorer
 from megatron_attnres.model.gpt import GPTChunk
 from megatron_attnres.parallel.groups import initialize_groups
 from megatron_attnres.parallel.layout import ParallelLayout

@@ -8,7 +8,7 @@ import yaml
 from megatron_attnres.data.configuration import TokenizerConfig
 from megatron_attnres.data.corpora import Corpus, standard_library_folder
 from megatron_attnres.data.tokenizer_training import train_tokenizer
-from megatron_attnres.evaluation.task_request import TaskRequest
+from megatron_attnres.evaluation.tasks.request import TaskRequest
 
 DATA = Path(__file__).parent / "data"
 WIKITEXT, LAMBADA, HELLASWAG = (

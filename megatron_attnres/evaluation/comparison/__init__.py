@@ -1,0 +1,1 @@
+"""Several runs measured alike, side by side."""
