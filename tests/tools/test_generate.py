@@ -37,18 +37,21 @@ def main():
 
 
 @pytest.fixture
-def generate(main, run_folder, monkeypatch):
+def generate(main, run_folder, monkeypatch, tmp_path):
     """Runs the command in this process: (standard output, standard error)."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def run(*flags, stdin=""):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        typed = tmp_path / "typed"
+        typed.write_text(stdin)
         out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err):
+        with typed.open() as file, redirect_stdout(out), redirect_stderr(err):
+            monkeypatch.setattr(sys, "stdin", file)
             main(["--load", str(run_folder), *map(str, flags)])
         return out.getvalue(), err.getvalue()
 
     yield run
+    signal.set_wakeup_fd(-1)
     for number, handler in before.items():
         signal.signal(number, handler)
 

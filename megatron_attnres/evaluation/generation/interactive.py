@@ -1,9 +1,10 @@
 """Lines that somebody types, until there are no more or Ctrl-C. No torch."""
 
+import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TypeVar
 
@@ -13,41 +14,31 @@ Prepared = TypeVar("Prepared")
 
 PROMPT = "> "
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+_MOST_BYTES = 1 << 16
 
 
 class Interrupts:
-    """Ctrl-C, or a request to end: raised while a line is awaited, otherwise noted.
+    """Ctrl-C, or a request to end: noted, and seen by who waits for a line.
 
-    Ranks that compute together must stop between the same two tokens: an exception would leave the
-    others waiting.
+    Nothing is raised. Ranks that compute together must stop between the same two tokens: an
+    exception would leave the others waiting. And a terminal's Ctrl-C reaches this rank twice, the
+    second time through the launcher, while the first is being dealt with.
 
     Attributes:
         noted: whether it came.
+        descriptor: can be read from once it came.
     """
 
     def __init__(self) -> None:
         self.noted = False
-        self._waiting = False
+        self.descriptor, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in _ENDING:
             signal.signal(number, self._note)
 
-    @contextmanager
-    def raised(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt in the body, also for what came before it."""
-        self._waiting = True
-        try:
-            if self.noted:
-                raise KeyboardInterrupt
-            yield
-        finally:
-            self._waiting = False
-
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # Once: a terminal's Ctrl-C reaches this rank, and the launcher, which asks it to end too.
-        first = not self.noted
         self.noted = True
-        if self._waiting and first:
-            raise KeyboardInterrupt
 
 
 def follow_the_first_rank() -> None:
@@ -67,11 +58,9 @@ def typed_lines(prepare: Callable[[str], Prepared], interrupts: Interrupts) -> I
             next line is read.
         interrupts: end it.
     """
-    # Editing and a history, where there is a terminal to edit in.
-    with suppress(ImportError):
-        import readline  # noqa: F401
     at_terminal = sys.stdin.isatty()
-    while (line := _next_line(PROMPT if at_terminal else "", interrupts)) is not None:
+    lines = _Lines(sys.stdin.fileno(), sys.stdin.encoding, interrupts)
+    while (line := lines.next(PROMPT if at_terminal else "")) is not None:
         if not line.strip():
             continue
         try:
@@ -85,10 +74,27 @@ def typed_lines(prepare: Callable[[str], Prepared], interrupts: Interrupts) -> I
         print(flush=True)
 
 
-def _next_line(prompt: str, interrupts: Interrupts) -> str | None:
-    """None where no more lines come."""
-    try:
-        with interrupts.raised():
-            return input(prompt)
-    except (EOFError, KeyboardInterrupt):
-        return None
+class _Lines:
+    """Lines of a file descriptor, which a signal's note ends."""
+
+    def __init__(self, descriptor: int, encoding: str, interrupts: Interrupts) -> None:
+        self._descriptor = descriptor
+        self._encoding = encoding
+        self._interrupts = interrupts
+        self._read = b""
+        self._ended = False
+
+    def next(self, prompt: str) -> str | None:
+        """None where no more lines come."""
+        print(prompt, end="", flush=True)
+        while b"\n" not in self._read and not self._ended:
+            select.select([self._descriptor, self._interrupts.descriptor], [], [])
+            if self._interrupts.noted:
+                return None
+            piece = os.read(self._descriptor, _MOST_BYTES)
+            self._ended = not piece
+            self._read += piece
+        if self._interrupts.noted or not self._read:
+            return None
+        line, _, self._read = self._read.partition(b"\n")
+        return line.decode(self._encoding, "replace")
