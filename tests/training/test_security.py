@@ -48,21 +48,16 @@ def flags(tmp_path_factory):
     }
 
 
-def unexplained_listeners(process: psutil.Process) -> list[tuple[str, int]]:
+def unexplained_listeners(process: psutil.Process, stores: int = 0) -> list[tuple[str, int]]:
     """Listening sockets but torch's: the store of rank 0, and one of every loop of gloo's."""
     listening = {
         connection.laddr
         for connection in process.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     }
-    environment = process.environ()
-    if environment.get("RANK") == "0":
-        store = [one for one in listening if one.port == int(environment["MASTER_PORT"])]
-        assert len(store) == 1, "rank 0 holds the job's store"
-        listening -= set(store)
     loops = sum(_name_of(process, thread.id) == "gloo_tcp_loop" for thread in process.threads())
-    # Which of them are gloo's does not show; their number does.
-    return [] if len(listening) == loops else sorted(map(tuple, listening))
+    # Which of them are whose does not show; their number does.
+    return [] if len(listening) == loops + stores else sorted(map(tuple, listening))
 
 
 def _name_of(process: psutil.Process, thread: int) -> str:
@@ -81,10 +76,13 @@ def test_nothing_of_ours_listens(flags):
     try:
         wait_for_lines(flags["run-dir"] / "metrics.jsonl", 3, process)
         launcher = psutil.Process(process.pid)
-        ranks = launcher.children(recursive=True)
-        assert sorted(rank.environ()["RANK"] for rank in ranks) == ["0", "1"]
-        for one in (launcher, *ranks):
-            assert unexplained_listeners(one) == [], one
+        records = sorted((flags["run-dir"] / "ranks").glob("rank_*.json"))
+        ranks = [psutil.Process(json.loads(record.read_text())["pid"]) for record in records]
+        assert len(ranks) == 2
+        assert set(ranks) == set(launcher.children(recursive=True))
+        assert unexplained_listeners(launcher) == []
+        for number, one in enumerate(ranks):
+            assert unexplained_listeners(one, stores=number == 0) == [], one
         assert not launcher.net_connections(kind="inet")
     finally:
         os.killpg(process.pid, signal.SIGKILL)
