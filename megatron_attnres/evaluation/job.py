@@ -50,6 +50,9 @@ def joined(job: JobFlags) -> Iterator[ParallelGroups]:
     rank = distributed.get_rank()
     try:
         yield initialize_groups(job.layout, job.timeout)
+    except BrokenPipeError:
+        # Of standard output: no other rank has to do with it.
+        raise
     except Exception as error:
         if not comes_from_elsewhere(error):
             raise

@@ -62,6 +62,13 @@ def test_one_process_needs_no_launcher(tmp_path):
     assert not distributed.is_initialized()
 
 
+def test_a_reader_of_the_output_that_has_enough_is_no_lost_rank():
+    job = JobFlags(ParallelLayout(), None, None, timedelta(minutes=1))
+    with pytest.raises(BrokenPipeError), joined(job):
+        raise BrokenPipeError(32, "Broken pipe")
+    assert not distributed.is_initialized()
+
+
 def asked_for_sums():
     def answer(request):
         total = torch.tensor(float(request))
