@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from megatron_attnres.commands import CommandParser, run_command
 from megatron_attnres.data.tokenizers import Tokenizer
-from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT, InputError
+from megatron_attnres.errors import InputError
 from megatron_attnres.evaluation.flags import (
     JobFlags,
     add_job_flags,
@@ -63,15 +63,13 @@ def main(args: Sequence[str]) -> None:
     settings = generation_of(arguments)
     _check_output(arguments)
     job = job_of(arguments)
-    with _said_once():
-        stored = find_stored_model(arguments.load)
-        tokenizer = stored.open_tokenizer(tokenizer_of(arguments))
-        prompts = [
-            encode(prompt, tokenizer, arguments.document_start)
-            for prompt in _prompts(arguments, job)
-        ]
-        if prompts:
-            settings = _fitting(settings, prompts, arguments, stored)
+    stored = find_stored_model(arguments.load)
+    tokenizer = stored.open_tokenizer(tokenizer_of(arguments))
+    prompts = [
+        encode(prompt, tokenizer, arguments.document_start) for prompt in _prompts(arguments, job)
+    ]
+    if prompts:
+        settings = _fitting(settings, prompts, arguments, stored)
 
     def work(generator: "Generator") -> None:
         if arguments.interactive:
@@ -257,20 +255,9 @@ def _with_generator(
     from megatron_attnres.evaluation.generation.generator import Generator
     from megatron_attnres.evaluation.job import build_trained, joined
 
-    with _said_once(), joined(job) as groups:
+    with joined(job) as groups:
         step = build_trained(stored, groups, job.precision)
         work(Generator(step.chunks[0].module, groups, tokenizer))
-
-
-@contextmanager
-def _said_once() -> Iterator[None]:
-    """Of an error that all ranks have, one says so."""
-    try:
-        yield
-    except InputError:
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            sys.exit(EXIT_STATUS_BAD_INPUT)
-        raise
 
 
 @contextmanager

@@ -9,12 +9,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from megatron_attnres.commands import CommandParser, print_summary, run_command, whole_number
 from megatron_attnres.data.commands import add_corpus_flags, corpus_of, progress_bar
-from megatron_attnres.data.configuration import TokenizerConfig
+from megatron_attnres.data.configuration import TokenizerConfig, TokenizerType
 
 
 def main(args: Sequence[str]) -> None:
@@ -24,7 +25,7 @@ def main(args: Sequence[str]) -> None:
     group = parser.add_argument_group("tokenizer")
     group.add_argument(
         "--tokenizer-type",
-        choices=["SentencePieceTokenizer", "HuggingFaceTokenizer", "NullTokenizer"],
+        choices=get_args(TokenizerType),
         default="SentencePieceTokenizer",
         help="NullTokenizer reads text that is token ids already, separated by blanks",
     )

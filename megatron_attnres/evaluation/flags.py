@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import get_args
 
 from megatron_attnres.commands import whole_number
-from megatron_attnres.data.configuration import TokenizerConfig
+from megatron_attnres.data.configuration import TokenizerConfig, TokenizerType
 from megatron_attnres.errors import InputError
 from megatron_attnres.parallel.layout import ParallelLayout
 from megatron_attnres.training.launch import import_for_ranks, launch, under_launcher
@@ -36,7 +37,7 @@ def add_tokenizer_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("tokenizer")
     group.add_argument(
         "--tokenizer-type",
-        choices=["SentencePieceTokenizer", "HuggingFaceTokenizer", "NullTokenizer"],
+        choices=get_args(TokenizerType),
         default="SentencePieceTokenizer",
         help="of --tokenizer-model",
     )

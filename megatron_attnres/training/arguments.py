@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from megatron_attnres.commands import CommandParser
+from megatron_attnres.data.configuration import TokenizerType
 from megatron_attnres.depth_attention.names import OperatorName
 from megatron_attnres.model.configuration import NAMED_SIZES
 from megatron_attnres.training.run_arguments import add_run_arguments
@@ -205,7 +206,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     add("--num-workers", type=int, default=0, help="processes that read ahead, per rank")
     add(
         "--tokenizer-type",
-        choices=["SentencePieceTokenizer", "HuggingFaceTokenizer", "NullTokenizer"],
+        choices=get_args(TokenizerType),
         default="SentencePieceTokenizer",
         help="what made the token ids; NullTokenizer needs --vocab-size only",
     )
