@@ -1,6 +1,7 @@
 """Generated tokens against whole forward passes, on every mode and tensor parallelism."""
 
 import io
+import os
 import sys
 from dataclasses import replace
 
@@ -267,6 +268,14 @@ def test_what_cannot_be_done_is_said_on_every_rank():
     assert fitting == 12
 
 
+def typed(lines):
+    """Standard input that somebody closed after these lines: a real file descriptor."""
+    reading, writing = os.pipe()
+    os.write(writing, lines.encode())
+    os.close(writing)
+    return os.fdopen(reading, encoding="utf-8")
+
+
 def conversation(lines, damaged):
     """What was said on a rank: texts, pieces, errors."""
     generator = open_generator(MODELS["block"], TENSOR)
@@ -274,7 +283,7 @@ def conversation(lines, damaged):
     if damaged:
         next(generator._model.parameters()).data.fill_(torch.nan)
     if distributed.get_rank() == 0:
-        sys.stdin = io.StringIO(lines)
+        sys.stdin = typed(lines)
     sys.stderr = io.StringIO()
     texts, pieces, error = [], [], ""
     talk = Conversation(
