@@ -22,6 +22,8 @@ setup(
         "datasets>=3",
         "sentencepiece>=0.2",
         "numpy",
+        # Fits of scaling laws.
+        "scipy",
         "tqdm",
         "tensorboard",
         "matplotlib",

@@ -42,14 +42,37 @@ def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
     Raises:
         InputError: one line that names the flag or file, its value and what is allowed.
     """
+    arguments = checked_arguments(argv)
+    tokenizer = load_tokenizer(tokenizer_config_of(arguments))
+    config = configuration_of(arguments, tokenizer.vocab_size)
+    _check_data(config.data)
+    return config, tokenizer
+
+
+def checked_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Flags that can be, and that can be together; no file of data or tokenizer is looked at.
+
+    Raises:
+        InputError: as ``read_configuration``.
+    """
     arguments = parse_arguments(argv)
     _fill_run_dir(arguments)
     check_arguments(arguments)
-    tokenizer_config = _tokenizer(arguments)
-    tokenizer = load_tokenizer(tokenizer_config)
-    model = _model(
-        arguments, padded_vocab_size(tokenizer.vocab_size, arguments.make_vocab_size_divisible_by)
-    )
+    return arguments
+
+
+def configuration_of(arguments: argparse.Namespace, vocab_size: int) -> RunConfig:
+    """Checked flags to a checked run; its data files are not looked at.
+
+    Args:
+        arguments: from ``checked_arguments``.
+        vocab_size: ids of the tokenizer, before they are padded.
+
+    Raises:
+        InputError: as ``read_configuration``.
+    """
+    tokenizer = tokenizer_config_of(arguments)
+    model = _model(arguments, padded_vocab_size(vocab_size, arguments.make_vocab_size_divisible_by))
     layout = _layout(arguments)
     config = RunConfig(
         model=model,
@@ -62,7 +85,7 @@ def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
             arguments.attn_res_early_relay,
         ),
         optimizer=_optimizer(arguments),
-        tokenizer=tokenizer_config,
+        tokenizer=tokenizer,
         data=DataConfig(
             tuple(required(arguments, "data_path")),
             arguments.split,
@@ -78,8 +101,18 @@ def read_configuration(argv: Sequence[str]) -> tuple[RunConfig, Tokenizer]:
         timeout_minutes=arguments.distributed_timeout_minutes,
     )
     check_run(config)
-    _check_data(config.data)
-    return config, tokenizer
+    return config
+
+
+def tokenizer_config_of(arguments: argparse.Namespace) -> TokenizerConfig:
+    """Which tokenizer the flags name.
+
+    Raises:
+        InputError: the flag that its type needs is missing.
+    """
+    needed = "vocab_size" if arguments.tokenizer_type == "NullTokenizer" else "tokenizer_model"
+    required(arguments, needed)
+    return _from_arguments(TokenizerConfig, arguments)
 
 
 def _fill_run_dir(arguments: argparse.Namespace) -> None:
@@ -131,12 +164,6 @@ def _profile(arguments: argparse.Namespace) -> ProfileConfig | None:
         return None
     first, last = map(int, arguments.profile_pipeline.split(":"))
     return ProfileConfig(first, last, arguments.profile_pipeline_dir)
-
-
-def _tokenizer(arguments: argparse.Namespace) -> TokenizerConfig:
-    needed = "vocab_size" if arguments.tokenizer_type == "NullTokenizer" else "tokenizer_model"
-    required(arguments, needed)
-    return _from_arguments(TokenizerConfig, arguments)
 
 
 def _model(arguments: argparse.Namespace, vocab_size: int) -> ModelConfig:

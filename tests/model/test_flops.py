@@ -30,40 +30,60 @@ MODES = {
 }
 
 
-def counted_forwards(attn_res_by_name):
-    """Torch's count of one sequence's forward, by name; runs on the rank of a job."""
+MODELS = {name: replace(TINY, attn_res=attn_res) for name, attn_res in MODES.items()}
+MODELS |= {
+    f"100m, {mode}": replace(TINY, **vars(NAMED_SIZES["100m"]), attn_res=MODES[mode])
+    for mode in ("baseline", "full")
+}
+
+
+def counted_flops(models):
+    """Torch's count of one sequence's forward and of its training, by name; on a job's rank."""
     counts = {}
-    for name, attn_res in attn_res_by_name.items():
+    for name, model in models.items():
         restart_job()
-        model = replace(TINY, attn_res=attn_res)
         _, step = build(Case(model, ParallelLayout()), torch.float32)
         tokens = torch.zeros(1, model.seq_length, dtype=torch.long)
         # The other kernels of a CPU are unknown to the counter.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            step.chunks[0].module(tokens, None, tokens)
-        counts[name] = counter.get_total_flops()
+            losses = step.chunks[0].module(tokens, None, tokens)
+            forward = counter.get_total_flops()
+            losses.sum().backward()
+        counts[name] = (forward, counter.get_total_flops())
     return counts
 
 
 @pytest.fixture(scope="module")
 def counted():
-    return run_ranks(counted_forwards, 1, MODES)[0]
+    return run_ranks(counted_flops, 1, MODELS)[0]
 
 
-def test_the_baseline_is_what_torch_counts(counted):
-    assert counted["baseline"] == model_forward_flops(TINY)
+@pytest.mark.parametrize("name", ["baseline", "full", "100m, baseline", "100m, full"])
+def test_a_forward_is_what_torch_counts(counted, name):
+    assert counted[name][0] == model_forward_flops(MODELS[name])
 
 
-def test_full_attention_residuals_are_what_torch_counts(counted):
-    assert counted["full"] == model_forward_flops(replace(TINY, attn_res=MODES["full"]))
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "full"])
+def test_training_is_what_torch_counts_within_a_percent(counted, name):
+    assert counted[name][1] == pytest.approx(training_flops(MODELS[name]), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["full", "100m, full"])
+def test_torch_sees_a_quarter_of_the_backward_of_full_reads(counted, name):
+    """The operator's backward does the rest element by element, so that the counter sees none."""
+    model = MODELS[name]
+    reads = sum(
+        depth_read_flops(sources, model.seq_length, model.hidden_size)
+        for sources in sources_read(model)
+    )
+    assert counted[name][1] + 1.5 * reads == training_flops(model)
 
 
 @pytest.mark.parametrize(("name", "partial_sums"), [("blocks of 4", 12), ("blocks of 3", 10)])
 def test_torch_counts_all_but_the_partial_sums_of_blocks(counted, name, partial_sums):
     """They are merged element by element, so that torch's counter sees no product."""
     merged = partial_sums * depth_read_flops(1, TINY.seq_length, TINY.hidden_size)
-    model = replace(TINY, attn_res=MODES[name])
-    assert counted[name] + merged == model_forward_flops(model)
+    assert counted[name][0] + merged == model_forward_flops(MODELS[name])
 
 
 def test_sublayers_read_the_embedding_summaries_and_the_partial_sum():

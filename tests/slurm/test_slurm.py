@@ -1,8 +1,8 @@
 """The batch scripts of examples/slurm under a real Slurm: plain, preempted, with ranks lost.
 
 All jobs train the same run, 2 nodes x 2 ranks; whatever happens to a job, it must end with the
-metrics of the one to which nothing happened, to the last bit. The two long stories run at once:
-much of each is waiting.
+metrics of the one to which nothing happened, to the last bit. The long stories run at once: much of
+each is waiting.
 """
 
 import json
@@ -159,9 +159,19 @@ def undisturbed(submit) -> Job:
 
 @pytest.fixture(scope="module")
 def stories(submit, undisturbed) -> dict[str, Future]:
-    """Two jobs to which something happens, at once, after the undisturbed one."""
+    """The other jobs that end by themselves, at once, after the undisturbed one."""
     with ThreadPoolExecutor() as pool:
-        return {story.__name__: pool.submit(story, submit) for story in (preempted_twice, failing)}
+        return {
+            story.__name__: pool.submit(story, submit)
+            for story in (preempted_twice, failing, by_torchrun)
+        }
+
+
+def by_torchrun(submit: Callable[..., Job]) -> Job:
+    """Nothing happens to it."""
+    job = submit("pretrain_torchrun.sbatch", options=("--nodelist=n1,n2", "--cpus-per-task=2"))
+    job.finishes()
+    return job
 
 
 def preempted_twice(submit: Callable[..., Job]) -> Job:
@@ -221,10 +231,8 @@ def test_four_ranks_on_two_nodes_train_to_the_end(undisturbed):
     assert undisturbed.log.read_text().rstrip().endswith("[job] done")
 
 
-def test_torchrun_gives_the_same_metrics_to_the_last_bit(submit, undisturbed):
-    job = submit("pretrain_torchrun.sbatch")
-    job.finishes()
-    assert job.metrics() == undisturbed.metrics()
+def test_torchrun_gives_the_same_metrics_to_the_last_bit(stories, undisturbed):
+    assert stories["by_torchrun"].result().metrics() == undisturbed.metrics()
 
 
 def test_a_job_that_is_preempted_twice_ends_as_if_it_had_not_been(stories, undisturbed):

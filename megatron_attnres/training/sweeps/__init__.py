@@ -1,0 +1,1 @@
+"""Many runs of one grid: planned, launched, looked after."""

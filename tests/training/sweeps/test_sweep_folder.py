@@ -1,0 +1,39 @@
+"""A sweep's plan is there as a whole, or not at all."""
+
+import os
+
+import pytest
+
+from megatron_attnres.errors import InputError
+from megatron_attnres.training.sweeps.sweep_folder import SweepFolder
+from tests.training.sweeps.example_runs import planned
+
+RUNS = [planned("a"), planned("b", flags={"lr": 0.1})]
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path):
+    folder = SweepFolder(tmp_path / "new" / "sweep")
+    folder.write_plan(RUNS)
+    assert folder.read_plan() == RUNS
+    assert os.listdir(folder.path) == ["sweep.json"]
+
+
+def test_a_plan_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    folder = SweepFolder(tmp_path)
+    folder.write_plan(RUNS)
+    (tmp_path / "sweep.json.writing").mkdir()
+    with pytest.raises(InputError, match=r"--runs-dir .*; give a writable file"):
+        folder.write_plan(RUNS[:1])
+    assert folder.read_plan() == RUNS
+
+
+def test_no_plan_is_told_with_the_way_out(tmp_path):
+    with pytest.raises(InputError, match=r"No such file.*give a folder that launch_sweep.py run"):
+        SweepFolder(tmp_path).read_plan()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"runs": [{"name": "a"}]}', '{"runs": 3}'])
+def test_what_is_no_plan_is_named(tmp_path, text):
+    (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(InputError, match="not a sweep's plan"):
+        SweepFolder(tmp_path).read_plan()
