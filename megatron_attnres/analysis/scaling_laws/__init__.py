@@ -1,0 +1,1 @@
+"""Power laws of loss over compute, from runs to a fitted curve."""
