@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,12 +46,25 @@ class CommandParser(argparse.ArgumentParser):
         config.error = self.error  # type: ignore[method-assign]
         config.add_argument("--config")
         path = config.parse_known_args(args)[0].config
+        self._check_known(args)
         from_file = self._flags_of(path) if path is not None else []
         return super().parse_args([*from_file, *args])
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print below its usage."""
         raise InputError(f"{message.removeprefix('argument ')}; see --help")
+
+    def _check_known(self, args: Sequence[str]) -> None:
+        """Name a misspelt flag rather than what is missing for want of it."""
+        known = [option for action in self._actions for option in action.option_strings]
+        for word in args:
+            if word == "--":
+                return
+            name = word.partition("=")[0]
+            # A text with blanks is a value, whatever it begins with.
+            if name.startswith("--") and " " not in name and name not in known:
+                near = get_close_matches(name, known, n=1)
+                self.error(f"unrecognized arguments: {word}" + "".join(f", like {x}" for x in near))
 
     def _flags_of(self, path: str) -> list[str]:
         """The file's keys as flags, so that argparse checks both alike."""

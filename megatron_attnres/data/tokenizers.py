@@ -96,7 +96,8 @@ class SentencePieceTokenizer:
 
         if not model.is_file():
             raise InputError(
-                f"--tokenizer-model {model}: it is a folder; a SentencePiece .model file is allowed"
+                f"--tokenizer-model {model}: it is a folder; give a SentencePiece .model file, or "
+                "--tokenizer-type HuggingFaceTokenizer"
             )
         try:
             self._processor = SentencePieceProcessor(model_file=str(model))

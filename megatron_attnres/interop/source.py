@@ -110,6 +110,8 @@ def find_source(given: str) -> HuggingFaceModel:
 
 def _read(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
+    if not folder.is_dir():
+        raise InputError("no such folder; give that of a Hugging Face model, downloaded before")
     if not path.is_file():
         raise InputError(f"holds no {CONFIG_FILE}; give the folder of a Hugging Face model")
     try:

@@ -35,7 +35,7 @@ from tests.interop.models import (
 )
 from tests.interop.reproduction import make_reproduction, reproduction_logits
 from tests.layouts import small_model
-from tests.training.command import make_corpus
+from tests.training.command import as_arguments, make_corpus, run
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BLOCKS = AttnResConfig("block", 4, "cumulative", DEFAULT_RECENCY_BIAS)
@@ -178,6 +178,24 @@ def test_training_goes_on_with_the_flags_beside_it(attn_res, padded, tmp_path):
     stored = find_stored_model(str(save))
     assert config.tokenizer == stored.tokenizer
     assert tokenizer.vocab_size == stored.open_tokenizer().vocab_size == 90
+
+
+def test_a_run_is_not_resumed_from_weights_alone(tmp_path):
+    folder = make_qwen3(tmp_path / "theirs", vocab_size=96)
+    write_tokenizer_files(folder, 90)
+    save = imported(folder, tmp_path / "ours")
+    flags = {
+        "config": save / FLAGS_FILE,
+        "data-path": make_corpus(tmp_path, 60),
+        "train-iters": 1,
+        "global-batch-size": 1,
+        "load": save,
+    }
+    ended = run(as_arguments(flags))
+    assert ended.status == 2
+    assert ended.stderr.splitlines()[-1].endswith(
+        f"--load {save}: holds weights alone, as an import does; add --load-weights-only"
+    )
 
 
 def write_tokenizer_files(folder, ids):

@@ -69,3 +69,28 @@ def test_a_file_of_flags_holds_no_nul(tmp_path):
     parser.add_argument("--save")
     with pytest.raises(InputError, match=r"save is 'a\\x00b'"):
         parser.parse_args(["--config", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--promt", "x"], "unrecognized arguments: --promt, like --prompt; see --help"),
+        (["--promt=x"], "unrecognized arguments: --promt=x, like --prompt; see --help"),
+        (["--zzz"], "unrecognized arguments: --zzz; see --help"),
+        (["--seed", "1"], "the following arguments are required: --prompt; see --help"),
+    ],
+)
+def test_a_misspelt_flag_is_named_before_one_that_is_missing(words, said):
+    parser = CommandParser("")
+    parser.add_argument("--prompt", required=True)
+    parser.add_argument("--seed")
+    with pytest.raises(InputError) as caught:
+        parser.parse_args(words)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("words", [["--prompt", "-- no flag"], ["--prompt=--no-flag"]])
+def test_a_value_may_look_like_a_flag(words):
+    parser = CommandParser("")
+    parser.add_argument("--prompt")
+    assert parser.parse_args(words).prompt in ("-- no flag", "--no-flag")

@@ -22,6 +22,8 @@ from megatron_attnres.errors import InputError
 
 # Exponents from which fits start, in those of the power law through what is above the offset.
 EXPONENT_FACTORS = (0.6, 1.0, 1.6)
+# Of the descents: enough to tell the starts apart, and to the last digits.
+COARSE, FINE = 1e-6, 1e-13
 ROUNDS = 60
 NEGLIGIBLE = 1e-3
 
@@ -116,18 +118,15 @@ def fit_curve(curve: Curve, form: Form) -> Fit:
 
 def _best(x: Array, y: Array, form: Form) -> tuple[Array, float]:
     """The constants and the scale, which depend on each other, in turns."""
-    candidates = _starts(x, y, form)
     degrees = len(x) - len(form.constants)
-    first = fit_many(x, y[None], free_constants(form))
-    scale = first.scales
-    constants = first.constants[0]
+    scale = fit_many(x, y[None], free_constants(form)).scales
+    fits = [_descend(x, y, start, form, float(scale[0]), COARSE) for start in _starts(x, y, form)]
+    constants = min(fits, key=lambda one: huber(_residuals(x, y, one)[None], scale)[0])
     for _ in range(ROUNDS):
-        fits = [_descend(x, y, start, form, float(scale[0])) for start in candidates]
-        constants = min(fits, key=lambda one: huber(_residuals(x, y, one)[None], scale)[0])
+        constants = _descend(x, y, constants, form, float(scale[0]), FINE)
         before, scale = scale, scale_of(_residuals(x, y, constants)[None], scale, degrees)
         if abs(scale[0] - before[0]) <= 1e-6 * before[0]:
             break
-        candidates = [constants]
     if form is Form.OFFSET and constants[2] < NEGLIGIBLE * math.exp(y.min()):
         constants, scale = _at_bound(x, y, constants, scale)
     return constants, float(scale[0])
@@ -144,7 +143,7 @@ def _starts(x: Array, y: Array, form: Form) -> list[Array]:
     return starts
 
 
-def _descend(x: Array, y: Array, start: Array, form: Form, scale: float) -> Array:
+def _descend(x: Array, y: Array, start: Array, form: Form, scale: float, tolerance: float) -> Array:
     from scipy.optimize import least_squares
 
     count = len(form.constants)
@@ -161,9 +160,9 @@ def _descend(x: Array, y: Array, start: Array, form: Form, scale: float) -> Arra
         loss="huber",
         f_scale=THRESHOLD,
         x_scale="jac",
-        ftol=1e-13,
-        xtol=1e-12,
-        gtol=1e-12,
+        ftol=tolerance,
+        xtol=tolerance,
+        gtol=tolerance,
     )
     return whole(found.x)
 

@@ -43,8 +43,3 @@ class PowerLaw:
         # By logarithms: a small exponent takes a power beyond a float's range.
         logarithm = math.log(self.coefficient / (loss - self.offset)) / self.exponent
         return math.exp(logarithm) if logarithm < math.log(1e300) else math.inf
-
-    def formula(self) -> str:
-        """As text: ``1.891 x C^-0.057``."""
-        power = f"{self.coefficient:.4g} x C^-{self.exponent:.3f}"
-        return power if self.offset == 0 else f"{self.offset:.4g} + {power}"

@@ -99,6 +99,7 @@ class Resumable:
             description = Description.read(folder)
             check_same("model", description.model, model_identity(self._config.model))
             if not self._config.loop.load_weights_only:
+                _check_has_state(description)
                 check_same("data", description.data, data_identity(self._config))
                 self._check_order(description)
         return description
@@ -112,3 +113,9 @@ class Resumable:
                 "--data-path that was saved, and with its --train-iters if that takes several "
                 "epochs"
             )
+
+
+def _check_has_state(description: Description) -> None:
+    """An import has neither moments nor an order of samples."""
+    if not description.data:
+        raise InputError("holds weights alone, as an import does; add --load-weights-only")

@@ -105,7 +105,8 @@ def find_stored_model(given: str) -> StoredModel:
         path = RunFolder(path).checkpoints
     if not path.is_dir():
         raise InputError(
-            f"--load {given}: holds no checkpoint; give a run's folder or a checkpoint"
+            f"--load {given}: holds no checkpoint; give a run's folder or a checkpoint, or let "
+            "tools/convert_checkpoint.py --from hf make one of a Hugging Face folder"
         )
     try:
         folder = newest(str(path))

@@ -22,8 +22,3 @@ def test_compute_undoes_loss(coefficient, exponent, offset, compute):
 def test_below_the_offset_no_compute_is_enough():
     assert PowerLaw(1.0, 0.1, 2.0).compute(2.0) == math.inf
     assert PowerLaw(1.0, 1e-3, 2.0).compute(2.0001) == math.inf
-
-
-def test_formula_reads_as_in_the_paper():
-    assert PowerLaw(1.891, 0.057).formula() == "1.891 x C^-0.057"
-    assert PowerLaw(0.9, 0.16, 1.0).formula() == "1 + 0.9 x C^-0.160"
