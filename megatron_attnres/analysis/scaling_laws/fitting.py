@@ -23,7 +23,7 @@ from megatron_attnres.errors import InputError
 # Exponents from which fits start, in those of the power law through what is above the offset.
 EXPONENT_FACTORS = (0.6, 1.0, 1.6)
 # Of the descents: enough to tell the starts apart, and to the last digits.
-COARSE, FINE = 1e-6, 1e-13
+COARSE, FINE = 1e-3, 1e-13
 ROUNDS = 60
 NEGLIGIBLE = 1e-3
 
