@@ -14,19 +14,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from megatron_attnres.analysis.scaling_laws.advantage import (
+from megatron_attnres.analysis.scaling_laws.fits.advantage import (
     advantage_of,
     factor_over,
     spread_over,
 )
-from megatron_attnres.analysis.scaling_laws.fitting import fit_curve
-from megatron_attnres.analysis.scaling_laws.intervals import Interval, constant_intervals
-from megatron_attnres.analysis.scaling_laws.points import Curve, Point, curves_of
-from megatron_attnres.analysis.scaling_laws.power_law import (
+from megatron_attnres.analysis.scaling_laws.fits.fitting import fit_curve
+from megatron_attnres.analysis.scaling_laws.fits.intervals import Interval, constant_intervals
+from megatron_attnres.analysis.scaling_laws.fits.power_law import (
     Form,
     PowerLaw,
 )
-from megatron_attnres.training.sweeps.budgets import FLOPS_PER_PFLOPS_DAY
+from megatron_attnres.analysis.scaling_laws.measurements.points import Curve, Point, curves_of
+from megatron_attnres.training.sweeps.planning.budgets import FLOPS_PER_PFLOPS_DAY
 
 PAPER = (PowerLaw(1.891, 0.057), PowerLaw(1.870, 0.058))
 BENT = (PowerLaw(0.9, 0.16, 1.0), PowerLaw(0.87, 0.165, 1.0))

@@ -15,25 +15,30 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from megatron_attnres.analysis.scaling_laws.cautions import cautions_of
-from megatron_attnres.analysis.scaling_laws.collecting import LossKind
-from megatron_attnres.analysis.scaling_laws.given_laws import given_advantages, parse_laws
-from megatron_attnres.analysis.scaling_laws.measuring import measured_in_csv, measured_in_sweeps
-from megatron_attnres.analysis.scaling_laws.power_law import Form
-from megatron_attnres.analysis.scaling_laws.report import factor_text, report_lines, study_json
-from megatron_attnres.analysis.scaling_laws.study import (
+from megatron_attnres.analysis.scaling_laws.fits.cautions import cautions_of
+from megatron_attnres.analysis.scaling_laws.fits.given_laws import given_advantages, parse_laws
+from megatron_attnres.analysis.scaling_laws.fits.power_law import Form
+from megatron_attnres.analysis.scaling_laws.fits.study import (
     Measurements,
     Question,
     reference_of,
     study_of,
 )
+from megatron_attnres.analysis.scaling_laws.measurements.collecting import LossKind
+from megatron_attnres.analysis.scaling_laws.measurements.measuring import (
+    measured_in_csv,
+    measured_in_sweeps,
+)
+from megatron_attnres.analysis.scaling_laws.report import factor_text, report_lines, study_json
 from megatron_attnres.commands import CommandParser, run_command, whole_number
 from megatron_attnres.errors import InputError
 from megatron_attnres.output_files import check_output_file, check_output_folder
-from megatron_attnres.training.sweeps.budgets import FLOPS_PER_PFLOPS_DAY, flops_of
+from megatron_attnres.training.sweeps.planning.budgets import FLOPS_PER_PFLOPS_DAY, flops_of
 
 FORMS = {"power": (Form.POWER,), "offset": (Form.OFFSET,), "both": (Form.POWER, Form.OFFSET)}
 FEWEST_RESAMPLES = 100
+# PFLOP/s-days: from a FLOP to more than anybody will have.
+SMALLEST_COMPUTE, LARGEST_COMPUTE = 1e-20, 1e20
 
 
 def main(args: Sequence[str]) -> None:
@@ -153,15 +158,18 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.constants and arguments.at is None:
         raise InputError("--constants: have no points that say at which compute; add --at")
     if arguments.output is not None:
-        _check_output(arguments.output)
+        _check_output(arguments.output, arguments.csv)
     _compute_of(arguments.at)
 
 
-def _check_output(path: str) -> None:
+def _check_output(path: str, csv: Sequence[str] | None) -> None:
     folder = Path(path)
     check_output_folder("--output", path, folder)
     for name in ("scaling_law.png", "scaling_law.json", "scaling_law.md", "points.csv"):
         check_output_file("--output", str(folder / name))
+    points = (folder / "points.csv").resolve()
+    if any(Path(one).resolve() == points for one in csv or ()):
+        raise InputError(f"--output {path}: its points.csv is read here; give another folder")
 
 
 def _compute_of(text: str | None) -> float | None:
@@ -171,9 +179,11 @@ def _compute_of(text: str | None) -> float | None:
     try:
         value = float(text)
     except ValueError:
-        return flops_of(text, "--at") / FLOPS_PER_PFLOPS_DAY
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"--at {text}: give a number above 0, in PFLOP/s-days")
+        value = flops_of(text, "--at") / FLOPS_PER_PFLOPS_DAY
+    if not SMALLEST_COMPUTE <= value <= LARGEST_COMPUTE:
+        raise InputError(
+            f"--at {text}: give {SMALLEST_COMPUTE:g} to {LARGEST_COMPUTE:g} PFLOP/s-days"
+        )
     return value
 
 
@@ -188,6 +198,8 @@ def _measurements(arguments: argparse.Namespace) -> Measurements:
 
 def _print_given(arguments: argparse.Namespace) -> None:
     laws = parse_laws(arguments.constants)
+    if len(laws) < 2:
+        raise InputError("--constants: a single law has none to compare with; give two or more")
     reference = reference_of(list(laws), arguments.baseline)
     compute = _compute_of(arguments.at)
     found = given_advantages(laws, reference, compute)

@@ -17,26 +17,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from megatron_attnres.commands import CommandParser, run_command, whole_number
 from megatron_attnres.errors import EXIT_STATUS_FAILED, InputError
-from megatron_attnres.training.sweeps.launching_sweep import (
+from megatron_attnres.training.sweeps.launching.launcher import (
     Launched,
     LaunchOptions,
     launch_sweep,
     read_queue,
 )
-from megatron_attnres.training.sweeps.plan_table import plan_as_dict, plan_lines
-from megatron_attnres.training.sweeps.planning import plan_runs
-from megatron_attnres.training.sweeps.progress import (
+from megatron_attnres.training.sweeps.launching.progress import (
     sweep_as_dict,
     sweep_lines,
     totals_line,
     trouble_lines,
 )
-from megatron_attnres.training.sweeps.progress_view import ProgressView
-from megatron_attnres.training.sweeps.slurm import sbatch_options
-from megatron_attnres.training.sweeps.standing import Standing
-from megatron_attnres.training.sweeps.standing_reading import read_standings
+from megatron_attnres.training.sweeps.launching.progress_view import ProgressView
+from megatron_attnres.training.sweeps.launching.slurm import sbatch_options
+from megatron_attnres.training.sweeps.launching.standing import Standing
+from megatron_attnres.training.sweeps.launching.standing_reading import read_standings
+from megatron_attnres.training.sweeps.planning.plan_table import plan_as_dict, plan_lines
+from megatron_attnres.training.sweeps.planning.planner import plan_runs
+from megatron_attnres.training.sweeps.planning.throughput import Throughput
 from megatron_attnres.training.sweeps.sweep_folder import SweepFolder
-from megatron_attnres.training.sweeps.throughput import Throughput
 
 WATCH_SECONDS = 2.0
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.analysis.scaling_laws.synthetic import laptop_sweep, plan, write_metrics
-from tests.training.command import Finished
+from tests.training.command import ROOT, Finished
 from tests.training.command import run as run_command
 
 TOOL = "tools/fit_scaling_law.py"
@@ -108,8 +108,9 @@ def test_of_several_learning_rates_the_best_is_taken(tmp_path):
         (["--csv", "none.csv"], "--csv none.csv: No such file or directory"),
         (["--csv", TABLE, "--loss", "final"], "--loss: says nothing with --csv"),
         (["--csv", TABLE, "--at", "5 FLOP"], "--at: '5 FLOP' has no unit that is known"),
-        (["--csv", TABLE, "--at", "-1"], "--at -1: give a number above 0"),
-        (["--csv", TABLE, "--at", "nan"], "--at nan: give a number above 0"),
+        (["--csv", TABLE, "--at", "-1"], "--at -1: give 1e-20 to 1e+20 PFLOP/s-days"),
+        (["--csv", TABLE, "--at", "nan"], "--at nan: give 1e-20"),
+        (["--csv", TABLE, "--at", "1e-320 FLOPs"], "--at 1e-320 FLOPs: give 1e-20"),
         (["--csv", TABLE, "--baseline", "plain"], "--baseline plain: no such curve"),
         (["--csv", TABLE, "--exclude", "*line 99"], "--exclude *line 99: matches no run"),
         (["--csv", TABLE, TABLE], "both are curve baseline, size 194M, no seed"),
@@ -121,6 +122,8 @@ def test_of_several_learning_rates_the_best_is_taken(tmp_path):
         (["--constants", "a=1", "--at", "5"], "--constants a=1: give a name, A, alpha"),
         (["--constants", "a=1,0", "--at", "5"], "--constants a=1,0: A and alpha above 0"),
         (["--constants", "a=1,1", "a=2,1", "--at", "5"], "a is given twice"),
+        (["--constants", "a=1,1", "--at", "5"], "--constants: a single law has none to compare"),
+        (["--constants", "a=1,40", "b=1,1", "--at", "1e-8"], "a has a loss of inf at 1e-08"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message):
@@ -129,6 +132,15 @@ def test_bad_input_is_one_line(arguments, message):
     assert message in answer.stderr
     assert answer.stderr.startswith("fit_scaling_law.py: ")
     assert answer.stderr.count("\n") == 1
+
+
+def test_points_that_are_read_are_not_written_over(tmp_path):
+    points = tmp_path / "points.csv"
+    points.write_bytes((ROOT / TABLE).read_bytes())
+    ended = fit("--csv", str(points), "--output", str(tmp_path))
+    assert (ended.status, ended.stdout) == (2, "")
+    assert "its points.csv is read here; give another folder" in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["points.csv"]
 
 
 def test_nothing_needs_torch(tmp_path):

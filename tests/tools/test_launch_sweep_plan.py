@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.command import ROOT, Finished
 from tests.training.command import run as run_command
-from tests.training.sweeps.grids import grid, written
+from tests.training.sweeps.planning.grids import grid, written
 
 TOOL = "tools/launch_sweep.py"
 

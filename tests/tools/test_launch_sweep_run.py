@@ -19,8 +19,8 @@ import psutil
 import pytest
 import yaml
 
-from megatron_attnres.training.sweeps.launches import read_launches
-from megatron_attnres.training.sweeps.local_lock import is_locked
+from megatron_attnres.training.sweeps.launching.launches import read_launches
+from megatron_attnres.training.sweeps.launching.local_lock import is_locked
 from megatron_attnres.training.sweeps.sweep_folder import SweepFolder
 from tests.training.command import MEASURED_FIELDS, ROOT, Finished, make_corpus, right_flags
 from tests.training.command import run as run_command

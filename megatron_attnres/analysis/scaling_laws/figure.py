@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from megatron_attnres.analysis.scaling_laws.fitting import Fit
-from megatron_attnres.analysis.scaling_laws.power_law import Form
+from megatron_attnres.analysis.scaling_laws.fits.fitting import Fit
+from megatron_attnres.analysis.scaling_laws.fits.power_law import Form
+from megatron_attnres.analysis.scaling_laws.fits.study import Comparison, Study
 from megatron_attnres.analysis.scaling_laws.report import factor_text, range_text
-from megatron_attnres.analysis.scaling_laws.study import Comparison, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,5 +149,5 @@ def _formula(fit: Fit) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name that matplotlib takes for no formula."""
-    return name.replace("$", r"\$")
+    """A name that matplotlib takes for no formula, nor for one that legends leave out."""
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")

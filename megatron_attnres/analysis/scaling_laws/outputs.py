@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from megatron_attnres.analysis.scaling_laws.csv_points import csv_text
 from megatron_attnres.analysis.scaling_laws.figure import draw_study
+from megatron_attnres.analysis.scaling_laws.fits.study import Study
+from megatron_attnres.analysis.scaling_laws.measurements.csv_points import csv_text
 from megatron_attnres.analysis.scaling_laws.report import markdown_text, study_json
-from megatron_attnres.analysis.scaling_laws.study import Study
 from megatron_attnres.output_files import write_output_file
 
 

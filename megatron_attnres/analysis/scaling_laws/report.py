@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from megatron_attnres.analysis.scaling_laws.intervals import Interval
-from megatron_attnres.analysis.scaling_laws.study import Comparison, Study, SureFit
+from megatron_attnres.analysis.scaling_laws.fits.intervals import Interval
+from megatron_attnres.analysis.scaling_laws.fits.study import Comparison, Study, SureFit
 
 Row = tuple[str, ...]
 FIT_HEADER = ("curve", "form", "A", "alpha", "E", "noise")

@@ -13,6 +13,7 @@ SWEEP/RUN/log.txt             what it printed; all starts append
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,23 @@ from megatron_attnres.errors import InputError
 from megatron_attnres.output_files import write_output_file
 from megatron_attnres.training.sweeps.planned_run import PlannedRun
 from megatron_attnres.training.watching.run_folder import RunFolder
+
+# As planning/names.py makes them: one word, one folder.
+RUN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._+=-]{0,199}"
+FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
+    "size": str,
+    "curve": str,
+    "learning_rate": (int, float),
+    "seed": int,
+    "parameters": int,
+    "non_embedding_parameters": int,
+    "tokens": int,
+    "train_iters": int,
+    "flops": int,
+    "flags": dict,
+}
+POSITIVE = ("learning_rate", "parameters", "tokens", "train_iters", "flops")
+LARGEST = 10**40
 
 
 @dataclass(frozen=True)
@@ -98,11 +116,38 @@ class SweepFolder:
             InputError: there is none, or it is no plan.
         """
         try:
+            if self.plan.exists() and not self.plan.is_file():
+                raise ValueError("it is no file")
             content = json.loads(self.plan.read_text(encoding="utf-8"))
-            return [PlannedRun(**run) for run in content["runs"]]
+            runs = [PlannedRun(**run) for run in content["runs"]]
+            _check_plan(runs)
         except OSError as error:
             raise InputError(
                 f"{self.plan}: {error.strerror}; give a folder that launch_sweep.py run wrote to"
             ) from None
-        except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{self.plan}: not a sweep's plan ({error})") from None
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise InputError(
+                f"{self.plan}: not a sweep's plan ({error}); let launch_sweep.py run write it "
+                "again, or give another folder"
+            ) from None
+        return runs
+
+
+def _check_plan(runs: Sequence[PlannedRun]) -> None:
+    """What was edited or damaged must not lead out of the folder, nor into arithmetic.
+
+    Raises:
+        ValueError: names run and field.
+    """
+    for run in runs:
+        if not (isinstance(run.name, str) and re.fullmatch(RUN_NAME, run.name)):
+            raise ValueError(f"{run.name!r} is no name of a run")
+        for field, kinds in FIELD_TYPES.items():
+            value = getattr(run, field)
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                raise ValueError(f"run {run.name}: {field} is {str(value)[:40]!r}")
+        for field in POSITIVE:
+            if not 0 < getattr(run, field) < LARGEST:
+                raise ValueError(f"run {run.name}: {field} is {str(getattr(run, field))[:40]}")
+    if len({run.name for run in runs}) < len(runs):
+        raise ValueError("two runs have one name")

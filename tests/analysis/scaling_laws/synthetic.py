@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron_attnres.analysis.scaling_laws.points import Point
-from megatron_attnres.analysis.scaling_laws.power_law import PowerLaw
-from megatron_attnres.training.sweeps.budgets import FLOPS_PER_PFLOPS_DAY
+from megatron_attnres.analysis.scaling_laws.fits.power_law import PowerLaw
+from megatron_attnres.analysis.scaling_laws.measurements.points import Point
 from megatron_attnres.training.sweeps.planned_run import PlannedRun
+from megatron_attnres.training.sweeps.planning.budgets import FLOPS_PER_PFLOPS_DAY
 from megatron_attnres.training.sweeps.sweep_folder import SweepFolder
 
 PAPER = {"baseline": PowerLaw(1.891, 0.057), "block4": PowerLaw(1.870, 0.058)}

@@ -1,5 +1,7 @@
 """A sweep's plan is there as a whole, or not at all."""
 
+import json
+import math
 import os
 
 import pytest
@@ -37,3 +39,35 @@ def test_what_is_no_plan_is_named(tmp_path, text):
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(InputError, match="not a sweep's plan"):
         SweepFolder(tmp_path).read_plan()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "../elsewhere"),
+        ("name", None),
+        ("name", "a" * 300),
+        ("train_iters", 0),
+        ("flops", "many"),
+        ("flops", 10**400),
+        ("learning_rate", math.nan),
+        ("size", None),
+        ("flags", []),
+    ],
+)
+def test_a_plan_that_was_damaged_is_named(tmp_path, field, value):
+    folder = SweepFolder(tmp_path)
+    folder.write_plan(RUNS)
+    content = json.loads(folder.plan.read_text())
+    content["runs"][1][field] = value
+    folder.plan.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="not a sweep's plan") as caught:
+        folder.read_plan()
+    assert "\n" not in str(caught.value)
+
+
+def test_no_run_is_there_twice(tmp_path):
+    folder = SweepFolder(tmp_path)
+    folder.write_plan([RUNS[0], RUNS[0]])
+    with pytest.raises(InputError, match="two runs have one name"):
+        folder.read_plan()

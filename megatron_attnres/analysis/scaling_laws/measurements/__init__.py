@@ -1,0 +1,1 @@
+"""Points to fit: from sweeps or CSV, checked for belonging together."""

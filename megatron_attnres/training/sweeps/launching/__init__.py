@@ -1,0 +1,1 @@
+"""Runs of a plan started, found again, watched, here or under Slurm. No torch."""
