@@ -6,6 +6,7 @@ from typing import Any
 
 from megatron_attnres.analysis.scaling_laws.fits.intervals import Interval
 from megatron_attnres.analysis.scaling_laws.fits.study import Comparison, Study, SureFit
+from megatron_attnres.text_table import table_lines
 
 Row = tuple[str, ...]
 FIT_HEADER = ("curve", "form", "A", "alpha", "E", "noise")
@@ -30,7 +31,7 @@ def report_lines(study: Study, cautions: Sequence[str]) -> Iterator[str]:
     """For a terminal."""
     for title, rows in _tables(study):
         yield title
-        yield from (f"  {line}" for line in _aligned(rows))
+        yield from (f"  {line}" for line in table_lines(rows, len(rows[0])))
         yield ""
     for title, lines in _lists(study, cautions):
         yield title
@@ -229,13 +230,6 @@ def _interval_json(interval: Interval) -> list[float | None]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _aligned(rows: Sequence[Row]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        yield "  ".join(cells).rstrip()
 
 
 def _markdown_rows(rows: Sequence[Row]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 
+from megatron_attnres.text_table import table_lines
 from megatron_attnres.training.watching.run_state import PARTS, RunState
 
 LAST_ALARMS = 5
@@ -50,13 +51,7 @@ def alarm_lines(state: RunState, most: int | None) -> Iterator[str]:
 def runs_table(states: Sequence[RunState]) -> Iterator[str]:
     """Several runs for people, a line each."""
     rows = [TABLE_HEADER, *(_row(state) for state in states)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if index < TEXT_COLUMNS else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
+    yield from table_lines(rows, TEXT_COLUMNS)
 
 
 def duration(seconds: float) -> str:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from megatron_attnres.text_table import table_lines
 from megatron_attnres.training.sweeps.launching.standing import STANDING_WORDS, Standing
 from megatron_attnres.training.watching.run_report import duration
 
@@ -23,13 +24,7 @@ TEXT_COLUMNS = 2
 def sweep_lines(standings: Sequence[Standing]) -> Iterator[str]:
     """The table of all runs, totals, and the errors of those that failed."""
     rows = [HEADER, *(_row(one) for one in standings)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if index < TEXT_COLUMNS else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
+    yield from table_lines(rows, TEXT_COLUMNS)
     yield ""
     yield totals_line(standings)
     yield from trouble_lines(standings)
