@@ -38,7 +38,11 @@ def read_strict_yaml(path: Path) -> dict[Any, Any]:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InputError(f"{path}: is no file; give one with a grid")
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
+        loader = _StrictLoader(path.read_text(encoding="utf-8"))
+        try:
+            content = loader.get_single_data()
+        finally:
+            loader.dispose()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; give a readable file") from None
     except _DuplicateKeyError as error:
