@@ -5,6 +5,7 @@ from dataclasses import asdict
 from itertools import groupby, islice
 from typing import Any
 
+from megatron_attnres.text_table import table_lines
 from megatron_attnres.training.sweeps.planned_run import PlannedRun
 from megatron_attnres.training.sweeps.planning.budgets import FLOPS_PER_PFLOPS_DAY
 from megatron_attnres.training.sweeps.planning.shapes import SIZE_FLAGS
@@ -22,7 +23,7 @@ def plan_lines(runs: Sequence[PlannedRun], throughput: Throughput | None) -> Ite
     """
     header = (*HEADER, "hours") if throughput else HEADER
     cells = [header, *(_row(run, throughput) for run in runs), _total_row(runs, throughput)]
-    lines = iter(_aligned(cells))
+    lines = table_lines(cells, text_columns=1)
     yield next(lines)
     for _, group in groupby(runs, key=lambda run: run.size):
         of_size = list(group)
@@ -67,15 +68,6 @@ def _total_row(runs: Sequence[PlannedRun], throughput: Throughput | None) -> tup
     count = f"{len(runs):,} run{'' if len(runs) == 1 else 's'}"
     cells = (count, "", "", "", f"{tokens:,}", *_compute(sum(flops)))
     return (*cells, _hours(throughput.hours_in_total(flops))) if throughput else cells
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        name, *numbers = row
-        cells = [name.ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True)]
-        yield "  ".join(cells).rstrip()
 
 
 def _size_line(run: PlannedRun) -> str:
