@@ -86,15 +86,9 @@ class CommandParser(argparse.ArgumentParser):
 
 def _read_yaml(path: str) -> dict[str, Any]:
     # Loaded on use: most commands run without a file.
-    import yaml
+    from megatron_attnres.strict_yaml import read_strict_yaml
 
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--config {path}: {error.strerror}; give a readable file") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: bytes that are no text, or a date
-        reason = " ".join(str(error).split())
-        raise InputError(f"--config {path}: not YAML: {reason}") from None
+    content = read_strict_yaml(Path(path), f"--config {path}")
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -321,6 +321,8 @@ FILES = {
     "bad value": ("attn-res-mode: half\n", "--attn-res-mode", "half", "baseline"),
     "not YAML": ("a: [1\nb: 2\n", "not YAML"),
     "not text": (b"\xff\xfe\x00", "not YAML"),
+    "a key twice": ("seed: 1\nlr: 1\nseed: 2\n", "line 3: key 'seed' is given twice; give it once"),
+    "an octal number": ("seed: 012\n", "line 1: 012 is a number in YAML that is not decimal"),
     "no date": ("seed: 2020-13-45\n", "not YAML"),
     "no keys": ("- 1\n- 2\n", "list"),
 }

@@ -10,6 +10,8 @@ from typing import Any, BinaryIO, Literal, get_args
 
 from tqdm import tqdm
 
+from megatron_attnres.training.watching.run_folder import is_there
+
 # What somebody should look at.
 AlarmKind = Literal["failure", "gave up", "skipped", "loss spike", "gradient norm", "straggler"]
 ALARMS: tuple[AlarmKind, ...] = get_args(AlarmKind)
@@ -60,7 +62,7 @@ def _missing_line_end(file: BinaryIO) -> bytes:
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """All whole events of a file; none if there is no file."""
-    if not path.exists():
+    if not is_there(path):
         return []
     events = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -15,7 +15,7 @@ from megatron_attnres.training.checkpoints.description import Description
 from megatron_attnres.training.checkpoints.folders import folder_of, iterations_in
 from megatron_attnres.training.watching.events import read_events
 from megatron_attnres.training.watching.rank_record import RankRecord, read_record
-from megatron_attnres.training.watching.run_folder import RunFolder
+from megatron_attnres.training.watching.run_folder import RunFolder, is_there
 
 # Iterations whose median is shown: one that was slow does not count.
 WINDOW = 20
@@ -108,7 +108,7 @@ def _read(path: Path) -> RunContents:
 
 def _last_iterations(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """The end of the metrics, and the last line with a validation loss; the rest is not parsed."""
-    if not path.exists():
+    if not is_there(path):
         return [], None
     content = path.read_bytes()
     # Two more lines than shown: the file ends with a newline or with a line that is not whole.

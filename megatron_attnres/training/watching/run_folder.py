@@ -9,8 +9,20 @@ RUN/ranks/rank_00003.stacks  its stack dumps
 RUN/failures/ATTEMPT.txt     the report of a start that failed
 """
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
+
+
+def is_there(file: Path) -> bool:
+    """Whether there is such a file.
+
+    Raises:
+        OSError: something else has its name; to read a pipe would never end.
+    """
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, f"{file.name} is no file")
+    return file.exists()
 
 
 @dataclass(frozen=True)

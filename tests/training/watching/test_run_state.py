@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -371,13 +372,16 @@ def test_what_has_hardly_started_can_be_shown(tmp_path):
         ("file", "file: is a file"),
         ("empty", "empty: holds nothing that a run writes"),
         ("x" * 300, "File name too long"),
-        ("odd", "Is a directory"),
+        ("odd", "odd: metrics.jsonl is no file"),
+        ("pipe", "pipe: events.jsonl is no file"),
     ],
 )
 def test_what_is_no_run_is_refused_in_one_line(name, said, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "odd" / "metrics.jsonl").mkdir(parents=True)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "events.jsonl")
     with pytest.raises(InputError) as caught:
         read_run(tmp_path / name)
     assert said in str(caught.value)

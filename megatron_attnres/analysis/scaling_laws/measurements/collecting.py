@@ -16,6 +16,7 @@ from megatron_attnres.errors import InputError
 from megatron_attnres.training.sweeps.planned_run import PlannedRun
 from megatron_attnres.training.sweeps.sweep_folder import SweepFolder
 from megatron_attnres.training.watching.run_contents import number_in, parsed_iterations
+from megatron_attnres.training.watching.run_folder import is_there
 
 # Of the highest learning rate: above that a run is still far from where its loss would settle.
 DECAYED_SHARE = 0.1
@@ -106,11 +107,11 @@ def _check_twice(runs: Sequence[SweepRun]) -> None:
 
 def _last_line(run: SweepRun) -> _End | None:
     metrics = SweepFolder(run.path.parent).run(run.plan.name).metrics
-    if not metrics.exists():
-        return None
     line: Mapping[str, Any] = {}
     highest = 0.0
     try:
+        if not is_there(metrics):
+            return None
         with metrics.open("rb") as file:
             for line in parsed_iterations(file):
                 highest = max(highest, number_in(line, "learning_rate") or 0.0)

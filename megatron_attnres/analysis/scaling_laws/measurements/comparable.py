@@ -46,7 +46,9 @@ def _check(flag: str, first: tuple[str, Any], second: tuple[str, Any]) -> None:
 
 
 def _value(run: PlannedRun, flag: str) -> Any:
-    return run.flags.get(flag, NOT_GIVEN)
+    value = run.flags.get(flag, NOT_GIVEN)
+    # A path alone and a list of it are the same data.
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _validated(run: PlannedRun) -> Any:

@@ -84,8 +84,9 @@ def last_words(run: Path, launches: Sequence[Launch], most: int = 20) -> list[st
     """
     if not launches:
         return []
+    log = run / launches[-1].log
     try:
-        content = (run / launches[-1].log).read_bytes()[launches[-1].log_start :]
+        content = log.read_bytes()[launches[-1].log_start :] if log.is_file() else b""
     except (OSError, ValueError):  # ValueError: a name that is none
         return []
     lines = content.decode(errors="replace").splitlines()

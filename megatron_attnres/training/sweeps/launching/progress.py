@@ -145,7 +145,7 @@ def _row(standing: Standing) -> tuple[str, ...]:
 
 def _seconds_left(standing: Standing) -> float | None:
     step = standing.state.step_seconds
-    if standing.word != "running" or step is None or not math.isfinite(step):
+    if standing.word != "running" or not _is_time(step):
         return None
     return step * max(0, standing.run.train_iters - (standing.state.iteration or 0))
 

@@ -13,6 +13,11 @@ from megatron_attnres.training.sweeps.planning.grid_values import positive_numbe
 
 BudgetKind = Literal["tokens", "tokens-per-parameter", "compute"]
 BUDGET_KINDS: tuple[BudgetKind, ...] = ("tokens", "tokens-per-parameter", "compute")
+UNIT_NAMES: dict[BudgetKind, str] = {
+    "tokens": "tokens",
+    "tokens-per-parameter": "tokens per parameter",
+    "compute": "FLOPs",
+}
 FLOPS_PER_PFLOPS_DAY = 10**15 * 24 * 60 * 60
 FLOPS_PER_UNIT = {"FLOPs": 1, "PFLOP/s-days": FLOPS_PER_PFLOPS_DAY}
 
@@ -67,15 +72,24 @@ def flops_of(value: Any, place: str) -> float:
 
 
 def iterations_of(budget: Budget, model: ModelConfig, global_batch_size: int) -> int:
-    """The whole number of iterations nearest to the budget, at least 1.
+    """The whole number of iterations nearest to the budget.
 
     Args:
         budget: of the run.
         model: of the run, with its mode.
         global_batch_size: sequences per iteration.
+
+    Raises:
+        InputError: the budget is no whole iteration.
     """
-    sequences = _sequences(budget, model)
-    return max(1, round(sequences / global_batch_size))
+    iterations = _sequences(budget, model) / global_batch_size
+    if iterations < 1:
+        raise InputError(
+            f"a budget of {budget.amount:g} {UNIT_NAMES[budget.kind]} is {iterations:.2g} "
+            f"iterations of {global_batch_size} sequences; give more, or a smaller "
+            "global-batch-size"
+        )
+    return round(iterations)
 
 
 def _sequences(budget: Budget, model: ModelConfig) -> float:

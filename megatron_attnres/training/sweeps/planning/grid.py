@@ -22,6 +22,7 @@ from typing import Any, get_args
 
 from megatron_attnres.errors import InputError
 from megatron_attnres.model.configuration import AttnResMode
+from megatron_attnres.strict_yaml import read_strict_yaml
 from megatron_attnres.training.sweeps.planning.budgets import BUDGET_KINDS, Budget, budgets_of
 from megatron_attnres.training.sweeps.planning.curves import Curve
 from megatron_attnres.training.sweeps.planning.grid_values import (
@@ -35,7 +36,6 @@ from megatron_attnres.training.sweeps.planning.grid_values import (
 from megatron_attnres.training.sweeps.planning.names import check_size_name
 from megatron_attnres.training.sweeps.planning.run_flags import read_flags
 from megatron_attnres.training.sweeps.planning.shapes import SHAPE_KEYS, read_shapes
-from megatron_attnres.training.sweeps.planning.strict_yaml import read_strict_yaml
 
 MOST_BLOCKS = 10**6
 # Of NumPy's generators, which shuffle the data.
@@ -82,7 +82,7 @@ def read_grid(path: Path) -> list[Size]:
     Raises:
         InputError: one line that names the file, the place in it and the way out.
     """
-    grid = mapping(read_strict_yaml(path), str(path))
+    grid = _content(path)
     check_keys(grid, GRID_KEYS, str(path))
     shared = read_flags(grid.get("flags", {}), f"{path}: flags")
     axes = _axes(grid, f"{path}: the grid")
@@ -93,6 +93,16 @@ def read_grid(path: Path) -> list[Size]:
         modes = {curve.mode for size in sizes for curve in size.curves}
         _check_blocks_are_used(modes, str(path))
     return sizes
+
+
+def _content(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"{path}: is no file; give one with a grid")
+    content = read_strict_yaml(path, str(path))
+    if not isinstance(content, dict):
+        held = "nothing" if content is None else f"a {type(content).__name__}"
+        raise InputError(f"{path}: holds {held}; give keys and values")
+    return mapping(content, str(path))
 
 
 def _sizes(

@@ -75,7 +75,10 @@ def _runs_of(size: Size, path: Path, vocabulary: _Vocabulary) -> Iterator[Planne
     ):
         cost = replace(model, attn_res=curve.attn_res(model.num_sublayers))
         name = _name(size, curve, budget, learning_rate, seed)
-        iterations = iterations_of(budget, cost, batch)
+        try:
+            iterations = iterations_of(budget, cost, batch)
+        except InputError as error:
+            raise InputError(f"{path}: run {name}: {error}") from None
         if iterations > MANY_ITERATIONS:
             raise InputError(
                 f"{path}: run {name}: makes {iterations:.3g} iterations; give a smaller budget"

@@ -1,6 +1,7 @@
 """Losses from sweeps: every run is a point, excluded by name, or an error."""
 
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -99,7 +100,7 @@ def test_the_same_run_in_two_sweeps(tmp_path):
     ("flag", "value", "message"),
     [
         ("split", "90,10,0", "--split is 98,2,0 and 90,10,0"),
-        ("data-path", ["other"], r"--data-path is \['text'\] and \['other'\]"),
+        ("data-path", ["other"], "--data-path is text and other"),
         ("precision", "bf16", "--precision is not given and bf16"),
         (
             "eval-iters",
@@ -124,6 +125,24 @@ def test_sizes_may_have_batches_of_their_own_if_as_much_is_validated(tmp_path):
     ]
     write_sweep(tmp_path, runs, (5.0, 4.5))
     assert len(collected(tmp_path).tried) == 2
+
+
+def test_a_data_path_alone_is_the_list_of_it(tmp_path):
+    runs = [
+        replace(run, flags=FLAGS | {"data-path": path})
+        for run, path in zip(TWO, ("text", ["text"]), strict=True)
+    ]
+    write_sweep(tmp_path, runs, (5.0, 4.5))
+    assert len(collected(tmp_path).tried) == 2
+
+
+def test_a_pipe_in_place_of_the_metrics_is_not_waited_for(tmp_path):
+    write_sweep(tmp_path, TWO, (5.0, 4.5))
+    metrics = next(tmp_path.glob("s1-*/metrics.jsonl"))
+    metrics.unlink()
+    os.mkfifo(metrics)
+    with pytest.raises(InputError, match=r"s1-.*: metrics.jsonl is no file; give a readable"):
+        collected(tmp_path)
 
 
 @pytest.fixture

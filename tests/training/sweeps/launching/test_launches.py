@@ -1,5 +1,7 @@
 """What is written of starts and their ends is read again, also where a crash cut the file."""
 
+import os
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,3 +64,5 @@ def test_last_words_are_those_of_the_newest_start(tmp_path):
 def test_where_nothing_was_printed_there_are_no_last_words(tmp_path):
     assert last_words(tmp_path, []) == []
     assert last_words(tmp_path, [Launch(1.0, "log.txt")]) == []
+    os.mkfifo(tmp_path / "pipe")
+    assert last_words(tmp_path, [Launch(1.0, "pipe")]) == []

@@ -68,6 +68,14 @@ def test_nothing_that_runs_is_no_speed():
     assert totals_line(ALL[:1]) == "1 run: 1 finished; 100.0% of FLOPs done"
 
 
+@pytest.mark.parametrize("seconds", [-0.5, 0.0, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_no_speed(seconds):
+    seen = RunContents(RunFolder(Path("b")), [metrics(4, step_seconds=seconds)])
+    one = Standing(planned("b"), "running", state_of("b", seen, NOW))
+    assert remaining_seconds([one]) is None
+    assert sweep_as_dict([one])["runs"][0]["remaining_seconds"] is None
+
+
 def test_two_that_run_share_what_is_left():
     two = [standing("b", "running", 5), standing("c", "running", 5)]
     assert remaining_seconds(two) == pytest.approx(2.5)

@@ -64,19 +64,29 @@ def test_one_kind_of_budget():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "iterations"), [(1, 1), (47, 1), (49, 2), (3200, 100), (3215, 100), (3217, 101)]
+    ("tokens", "iterations"), [(32, 1), (47, 1), (49, 2), (3200, 100), (3215, 100), (3217, 101)]
 )
-def test_tokens_are_rounded_to_the_nearest_iteration_but_at_least_one(tokens, iterations):
+def test_tokens_are_rounded_to_the_nearest_iteration(tokens, iterations):
     model = replace(MODEL, seq_length=8)
     assert iterations_of(Budget("tokens", tokens), model, 4) == iterations
+
+
+def test_a_budget_below_one_iteration_is_none():
+    model = replace(MODEL, seq_length=8)
+    with pytest.raises(InputError, match=r"a budget of 16 tokens is 0.5 iterations of 4"):
+        iterations_of(Budget("tokens", 16), model, 4)
 
 
 @given(modes, st.integers(1, 64), st.floats(1e6, 1e15))
 def test_compute_is_met_within_half_an_iteration(mode, batch, flops):
     model = replace(MODEL, attn_res=AttnResConfig(*mode))
     iteration = batch * training_flops(model)
+    if flops < iteration:
+        with pytest.raises(InputError, match=r"FLOPs is .* iterations of"):
+            iterations_of(Budget("compute", flops), model, batch)
+        return
     iterations = iterations_of(Budget("compute", flops), model, batch)
-    assert iterations == 1 or abs(iterations * iteration - flops) <= iteration * (0.5 + 1e-9)
+    assert abs(iterations * iteration - flops) <= iteration * (0.5 + 1e-9)
 
 
 @given(st.floats(1, 1000))

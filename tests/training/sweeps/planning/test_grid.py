@@ -79,7 +79,7 @@ REFUSED = {
     ),
     "a seed of thousands of digits": (
         f"seeds: 0x{'f' * 5000}",
-        ": the grid.seeds: is too large; at most 4,294,967,295 is allowed",
+        f": line 1: 0x{'f' * 38} is a number in YAML that is not decimal; write it in decimal",
     ),
     "a list": ("[1, 2]", ": holds a list; give keys and values"),
     "nothing": ("", ": holds nothing; give keys and values"),
@@ -90,6 +90,9 @@ REFUSED = {
         "sizes:\n  a:\n    num-layers: 1\n    num-layers: 2\n",
         ": line 4: key 'num-layers' is given twice; give it once",
     ),
+    "an octal number": ("seeds: 012\n", ": line 1: 012 is a number in YAML that is not decimal;"),
+    "a number in base 60": ("tokens: 1:30\n", ": line 1: 1:30 is a number in YAML that is not"),
+    "base 60 and a point": ("tokens: 1:30.5\n", ": line 1: 1:30.5 is a number in YAML that"),
     "an unknown key": (grid(token=5), ": unknown key 'token'; allowed are flags, sizes, shapes,"),
     "a number as key": ({1: 2}, ": key 1 is no text; put it in quotes"),
     "no size": (grid(sizes=None), ": has no size; give sizes or shapes"),
