@@ -62,7 +62,8 @@ class CommandParser(argparse.ArgumentParser):
                 return
             name = word.partition("=")[0]
             # A text with blanks is a value, whatever it begins with.
-            if name.startswith("--") and " " not in name and name not in known:
+            is_flag = name.startswith("--") and (" " not in word or name in known)
+            if is_flag and name not in known:
                 near = get_close_matches(name, known, n=1)
                 self.error(f"unrecognized arguments: {word}" + "".join(f", like {x}" for x in near))
 

@@ -1,6 +1,6 @@
 """Small models on any layout, for tests that compare layouts with one process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -208,18 +208,31 @@ def _unsliced(tensor: Tensor, sharding: Sharding | None, groups: ParallelGroups)
     return torch.cat(matrices, dim=sharding.dim)
 
 
-def gradients_of(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """Gradients of one step of a case, made and forgotten on the ranks of the current job.
+def gradients_of_all(
+    cases: Sequence[Case], dtype: torch.dtype = torch.float64
+) -> list[dict[str, Tensor]]:
+    """Gradients of one step of every case, on the ranks of the current job.
 
-    The step's traffic is held against the plan on the way.
+    A step's traffic is held against the plan on the way. The process groups of a layout, which take
+    as long to make as a step, serve all its cases.
     """
-    groups, step = build(case, dtype)
-    try:
-        traffic = run_step(case, groups, step).traffic
-        assert traffic.bytes_sent == planned_bytes(case, groups, dtype.itemsize), case
-        return full_gradients(groups, step)
-    finally:
-        restart_job()
+    found = {}
+    for layout in dict.fromkeys(case.layout for case in cases):
+        groups = initialize_groups(layout, GROUP_TIMEOUT)
+        try:
+            for case in cases:
+                if case.layout == layout:
+                    found[case] = _gradients_of(case, groups, dtype)
+        finally:
+            restart_job()
+    return [found[case] for case in cases]
+
+
+def _gradients_of(case: Case, groups: ParallelGroups, dtype: torch.dtype) -> dict[str, Tensor]:
+    groups, step = build(case, dtype, groups)
+    traffic = run_step(case, groups, step).traffic
+    assert traffic.bytes_sent == planned_bytes(case, groups, dtype.itemsize), case
+    return full_gradients(groups, step)
 
 
 def planned_bytes(case: Case, groups: ParallelGroups, itemsize: int) -> dict[Any, int]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from megatron_attnres.parallel.layout import ParallelLayout
 from tests.distributed import run_ranks
-from tests.layouts import Case, gradients_of, relative_error, small_model
+from tests.layouts import Case, gradients_of_all, relative_error, small_model
 
 MOST_RANKS = 4
 MOST_LAYERS = 16
@@ -113,23 +113,22 @@ def random_cases(count: int, seed: int) -> list[Case]:
     return [random_case(dice) for _ in range(count)]
 
 
-def gradients_of_all(cases: list[Case]) -> list[dict[str, Tensor]]:
-    """Runs on every rank; holds the bytes of every rank against the plan."""
-    return [gradients_of(case) for case in cases]
-
-
 def differences(cases: list[Case]) -> list[Difference]:
-    """The largest error of every case, relative to the largest element of its parameter."""
+    """The largest error of every case, relative to the largest element of its parameter.
+
+    The bytes of every rank are held against the plan on the way.
+    """
+
+    def gradients(ranks: int, some: list[Case]) -> list[dict[str, Tensor]]:
+        return run_ranks(gradients_of_all, ranks, some, timeout=60 + 10 * len(some))[0]
+
     by_size: dict[int, list[Case]] = defaultdict(list)
     for case in cases:
         by_size[case.layout.world_size].append(case)
-    found = []
-    for size, some in sorted(by_size.items()):
-        everyone = run_ranks(gradients_of_all, size, some, timeout=60 + 10 * len(some))[0]
-        references = [case.on_one_process() for case in some]
-        wanted = run_ranks(gradients_of_all, 1, references, timeout=60 + 10 * len(some))[0]
-        found += map(_worst, some, everyone, wanted)
-    return found
+    cases = [case for _, some in sorted(by_size.items()) for case in some]
+    found = [one for size, some in sorted(by_size.items()) for one in gradients(size, some)]
+    wanted = gradients(1, [case.on_one_process() for case in cases])
+    return list(map(_worst, cases, found, wanted))
 
 
 def _worst(case: Case, found: dict[str, Tensor], wanted: dict[str, Tensor]) -> Difference:

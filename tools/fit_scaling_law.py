@@ -103,7 +103,12 @@ def _parser() -> CommandParser:
         help="of a sweep's runs: the last validation loss (final), and only where the learning "
         "rate has decayed to a tenth of its highest (decayed) (default: decayed)",
     )
-    add("--exclude", nargs="+", metavar="PATTERN", help="leave runs out, by name, with * and ?")
+    add(
+        "--exclude",
+        nargs="+",
+        metavar="PATTERN",
+        help="leave runs out, by name, of a CSV also by curve or SIZE-CURVE, with * and ?",
+    )
     add(
         "--best-learning-rate",
         action="store_true",

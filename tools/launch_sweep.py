@@ -31,7 +31,7 @@ from megatron_attnres.training.sweeps.launching.progress import (
 )
 from megatron_attnres.training.sweeps.launching.progress_view import ProgressView
 from megatron_attnres.training.sweeps.launching.slurm import sbatch_options
-from megatron_attnres.training.sweeps.launching.standing import Standing
+from megatron_attnres.training.sweeps.launching.standing import Standing, with_dropped
 from megatron_attnres.training.sweeps.launching.standing_reading import read_standings
 from megatron_attnres.training.sweeps.planning.plan_table import plan_as_dict, plan_lines
 from megatron_attnres.training.sweeps.planning.planner import plan_runs
@@ -39,6 +39,8 @@ from megatron_attnres.training.sweeps.planning.throughput import Throughput
 from megatron_attnres.training.sweeps.sweep_folder import SweepFolder
 
 WATCH_SECONDS = 2.0
+NOTHING_TO_DO = ("finished", "failed", "dropped")
+SBATCH_OPTIONS = "--sbatch-options"
 
 
 def main(args: Sequence[str]) -> None:
@@ -111,7 +113,7 @@ def run(args: Sequence[str]) -> None:
     Raises:
         InputError: see ``launch_sweep``; nothing was started then.
     """
-    arguments = _run_parser().parse_args(args)
+    arguments = _run_parser().parse_args(_with_text_joined(args, SBATCH_OPTIONS))
     options = _launch_options(arguments)
     runs = plan_runs(Path(arguments.grid))
     view = ProgressView(sys.stdout)
@@ -141,9 +143,13 @@ def status(args: Sequence[str]) -> None:
         if arguments.watch and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")
         print("\n".join(sweep_lines(standings)), flush=True)
-        if not arguments.watch or all(one.word in ("finished", "failed") for one in standings):
+        if not arguments.watch or all(one.word in NOTHING_TO_DO for one in standings):
             return
-        time.sleep(WATCH_SECONDS)
+        try:
+            time.sleep(WATCH_SECONDS)
+        except KeyboardInterrupt:
+            # Whoever watches has seen enough.
+            return
 
 
 def _run_parser() -> CommandParser:
@@ -168,11 +174,23 @@ def _run_parser() -> CommandParser:
     add("--retry-failed", action="store_true", help="start also runs that have failed")
     add("--slurm", action="store_true", help="submit a job array and return")
     add(
-        "--sbatch-options",
+        SBATCH_OPTIONS,
         metavar="TEXT",
         help='further options of sbatch, as in "--partition=main --ntasks-per-node=2"',
     )
     return parser
+
+
+def _with_text_joined(args: Sequence[str], flag: str) -> list[str]:
+    """The flag and its text as one word: alone, a text that begins with dashes is taken for flags.
+
+    The text's words are not looked at here, and may be anything.
+    """
+    joined, words = [], iter(args)
+    for word in words:
+        text = next(words, None) if word == flag else None
+        joined.append(word if text is None else f"{flag}={text}")
+    return joined
 
 
 def _launch_options(arguments: argparse.Namespace) -> LaunchOptions:
@@ -204,8 +222,8 @@ def _status_parser() -> CommandParser:
         "Print how the runs of a sweep stand, and why those failed that did.",
         epilog="Standings: finished (all iterations, and the validation loss after the last), "
         "running, waiting, interrupted (stopped, killed or lost; goes on with the next run), "
-        "failed (has given a reason itself; see run --retry-failed). Exit status: 0, whatever they "
-        "are; 2 for bad input.",
+        "failed (has given a reason itself; see run --retry-failed), dropped (not finished, and no "
+        "longer in the grid). Exit status: 0, whatever they are; 2 for bad input.",
     )
     parser.prog += " status"
     add = parser.add_argument
@@ -228,7 +246,7 @@ def _standings(folder: SweepFolder) -> list[Standing]:
         # The runs' folders tell nearly as much.
         print(f"{error}; what waits in the queue is not known", file=sys.stderr)
         queue = {}
-    return read_standings(folder, runs, queue)
+    return with_dropped(read_standings(folder, runs, queue), folder.read_dropped())
 
 
 COMMANDS: Mapping[str, Callable[[Sequence[str]], None]] = {

@@ -22,7 +22,8 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sque
 NODES = ("n1", "n2", "n3", "n4")
 START_SECONDS = 30.0
 
-# Signals and node failures are noticed in seconds here, on a cluster in minutes.
+# Signals, lost nodes and jobs whose time has come again are noticed in seconds here, on a cluster
+# in minutes.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -44,6 +45,7 @@ SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides

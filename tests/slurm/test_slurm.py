@@ -1,8 +1,8 @@
 """The batch scripts of examples/slurm under a real Slurm: plain, preempted, with ranks lost.
 
 All jobs train the same run, 2 nodes x 2 ranks; whatever happens to a job, it must end with the
-metrics of the one to which nothing happened, to the last bit. The long stories run at once: much of
-each is waiting.
+metrics of the one to which nothing happened, to the last bit. Two jobs run at a time: much of the
+long ones is waiting.
 """
 
 import json
@@ -26,8 +26,9 @@ from tests.training.command import MEASURED_FIELDS, ROOT, make_corpus, right_fla
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 ITERATIONS = 30
-# Before a time limit; and between two looks of the controller at the limits.
-WARNING_SECONDS = 20
+# Before a time limit: a whole minute, the unit of limits, so that the next look of the controller
+# gives the warning; and between two looks of the controller at the limits.
+WARNING_SECONDS = 60
 CONTROLLER_SECONDS = 30
 TWO_RANKS = ("--ntasks-per-node=2",)
 # What a rank waits for another one; the job must have ended after twice as long.
@@ -118,7 +119,6 @@ def config(tmp_path_factory) -> Path:
         "train-iters": ITERATIONS,
         "lr": 1e-2,
         "save-interval": 2,
-        "data-cache-path": str(folder / "cache"),
         "distributed-timeout-minutes": TIMEOUT_SECONDS / 60,
         "heartbeat-seconds": 1,
     }
@@ -129,13 +129,14 @@ def config(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def submit(cluster, config, tmp_path_factory):
-    """Submits a run by one of the scripts."""
+    """Submits a run by one of the scripts. Two that start at once must not write one index."""
 
     def submit(script: str, *flags: str, options: tuple[str, ...] = ()) -> Job:
         folder = tmp_path_factory.mktemp("run")
         log = folder / "job.log"
         job = cluster.submit(
             ROOT / "examples" / "slurm" / script,
+            f"--data-cache-path={folder / 'cache'}",
             *flags,
             options=(f"--output={log}", "--time=10", "--nodes=2", *options),
             CONFIG=str(config),
@@ -150,27 +151,45 @@ def submit(cluster, config, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(submit) -> Job:
-    """The run to which nothing happens."""
-    job = submit("pretrain.sbatch", options=TWO_RANKS)
-    job.finishes()
-    return job
+def stories(submit) -> dict[str, Future]:
+    """All jobs, the longest first, two at a time: while one waits the other one computes.
+
+    More at once would keep one another from ending within what Slurm grants those it asks to end.
+    """
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return {
+            story.__name__: pool.submit(story, submit)
+            for story in (failing, preempted_twice, plain, by_torchrun, cancelled)
+        }
 
 
 @pytest.fixture(scope="module")
-def stories(submit, undisturbed) -> dict[str, Future]:
-    """The other jobs that end by themselves, at once, after the undisturbed one."""
-    with ThreadPoolExecutor() as pool:
-        return {
-            story.__name__: pool.submit(story, submit)
-            for story in (preempted_twice, failing, by_torchrun)
-        }
+def undisturbed(stories) -> Job:
+    """The run to which nothing happens."""
+    return stories["plain"].result()
+
+
+def plain(submit: Callable[..., Job]) -> Job:
+    """Nothing happens to it."""
+    job = submit("pretrain.sbatch", options=(*TWO_RANKS, "--nodelist=n1,n2"))
+    job.finishes()
+    return job
 
 
 def by_torchrun(submit: Callable[..., Job]) -> Job:
     """Nothing happens to it."""
     job = submit("pretrain_torchrun.sbatch", options=("--nodelist=n1,n2", "--cpus-per-task=2"))
     job.finishes()
+    return job
+
+
+def cancelled(submit: Callable[..., Job]) -> Job:
+    """By its user."""
+    job = submit("pretrain.sbatch", options=(*TWO_RANKS, "--nodelist=n1,n2"))
+    job.trains(1)
+    job.cluster.command("scancel", str(job.id))
+    job.until(lambda: job.count("[job] stopped in order, and ended by Slurm") == 1, "its last word")
+    job.until(lambda: job.cluster.state(job.id) == "CANCELLED", "the end")
     return job
 
 
@@ -244,12 +263,9 @@ def test_a_job_that_is_preempted_twice_ends_as_if_it_had_not_been(stories, undis
     assert job.metrics() == undisturbed.metrics()
 
 
-def test_a_cancelled_job_has_saved_and_stays_cancelled(submit):
-    job = submit("pretrain.sbatch", options=TWO_RANKS)
-    job.trains(1)
-    job.cluster.command("scancel", str(job.id))
-    job.until(lambda: job.count("[job] stopped in order, and ended by Slurm") == 1, "its last word")
-    job.until(lambda: job.cluster.state(job.id) == "CANCELLED", "the end")
+def test_a_cancelled_job_has_saved_and_stays_cancelled(stories):
+    job = stories["cancelled"].result()
+    assert job.count("[job] stopped in order, and ended by Slurm") == 1
     (stop,) = re.findall(r"stopped after iteration (\d+)", job.log.read_text())
     assert (job.folder / "checkpoints" / f"iter_{int(stop):07d}").is_dir()
 

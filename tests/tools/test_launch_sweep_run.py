@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -264,6 +264,17 @@ def test_runs_that_left_the_grid_are_named_and_kept(undisturbed, make_sweep):
     assert answer.status == 0, answer.stdout + answer.stderr
     assert "kept as they are and not started: h16-block4-lr0.01-seed1, h16-full" in answer.stdout
     assert len(undisturbed.status()) == 4
+    assert undisturbed.run().status == 0
+
+
+def test_a_run_that_was_never_done_and_left_the_grid_is_nothing_to_wait_for(undisturbed):
+    folder = undisturbed.folder
+    before = folder.plan.read_bytes()
+    runs = folder.read_plan()
+    folder.write_plan([*runs, replace(runs[0], name="h16-left")], ["h16-left"])
+    answer = tool("status", folder.path, "--watch")
+    folder.plan.write_bytes(before)
+    assert (answer.status, answer.stdout.count("4 finished, 1 dropped; 100.0%")) == (0, 1)
 
 
 def test_a_run_that_is_planned_otherwise_is_refused(undisturbed, make_sweep, grid):
@@ -314,6 +325,8 @@ def test_what_is_no_sweep_is_refused(tmp_path):
     [
         (["--slurm", "--threads=2"], "--threads 2: is for runs on this machine"),
         (["--sbatch-options=--time=1"], "--sbatch-options '--time=1': add --slurm"),
+        (["--sbatch-options", "--time=1"], "--sbatch-options '--time=1': add --slurm"),
+        (["--sbatch-options", "--time=1 -p a"], "--sbatch-options '--time=1 -p a': add --slurm"),
         (["--jobs=0"], "--jobs"),
     ],
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megatron_attnres.parallel.layout import ParallelLayout
 from tests.distributed import run_ranks
-from tests.layouts import ZERO, Case, gradients_of, relative_error, small_model
+from tests.layouts import ZERO, Case, gradients_of_all, relative_error, small_model
 
 TOLERANCE = 1e-10
 
@@ -73,11 +73,6 @@ DEEP = {
         Case(small_model(12, mode="baseline"), ParallelLayout(1, 4, 3), overlap=False),
     ],
 }
-
-
-def gradients_of_all(some_cases: list[Case]) -> list[dict[str, Tensor]]:
-    """Runs on every rank."""
-    return [gradients_of(case) for case in some_cases]
 
 
 @pytest.fixture(scope="module")

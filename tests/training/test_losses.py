@@ -17,19 +17,22 @@ from tests.distributed import restart_job, run_ranks
 from tests.layouts import Case, build, full_parameters, microbatches, small_model
 
 STEPS = 20
+# Of runs that are compared to the last bit, or nearly: AdamW's state and the moved weights carry a
+# difference in one step into all later ones.
+EXACT_STEPS = 8
 MODEL = replace(small_model(12, block_size=5), init_method_std=0.05)
 OPTIMIZER = OptimizerConfig(lr=1e-3, clip_grad=1.0)
 
 
 def train(
-    case: Case, optimizer_config: OptimizerConfig, dtype: torch.dtype
+    case: Case, optimizer_config: OptimizerConfig, dtype: torch.dtype, steps: int
 ) -> tuple[list[float], list[float], float]:
     """Losses, gradient norms and the share of optimizer state of a short run."""
     groups, step = build(case, dtype)
     try:
         optimizer = build_optimizer(step.chunks, optimizer_config, groups.collection)
         losses, norms = [], []
-        for seed in range(STEPS):
+        for seed in range(steps):
             batches = microbatches(case, groups.data_rank, seed)
             record = step.run(
                 forward_step, [iter(batches) for _ in step.chunks], case.num_microbatches
@@ -42,14 +45,20 @@ def train(
         restart_job()
 
 
-def train_all(jobs: list[tuple[Case, OptimizerConfig, torch.dtype]]) -> list:
+def train_all(jobs: list[tuple[Case, OptimizerConfig, torch.dtype, int]]) -> list:
     """Runs on every rank."""
     return [train(*job) for job in jobs]
 
 
-def run(world_size: int, *cases: Case, config: OptimizerConfig = OPTIMIZER, dtype=torch.float32):
+def run(
+    world_size: int,
+    *cases: Case,
+    config: OptimizerConfig = OPTIMIZER,
+    dtype: torch.dtype = torch.float32,
+    steps: int = STEPS,
+):
     """Rank 0's results of every case."""
-    return run_ranks(train_all, world_size, [(case, config, dtype) for case in cases])[0]
+    return run_ranks(train_all, world_size, [(case, config, dtype, steps) for case in cases])[0]
 
 
 def close(found: list[float], wanted: list[float], tolerance: float) -> bool:
@@ -89,17 +98,16 @@ def test_the_naive_pipeline_is_one_process_to_the_last_bit(tied):
     model = replace(MODEL, tied_embeddings=tied)
     config = replace(OPTIMIZER, clip_grad=0.0)
     whole = Case(model, ParallelLayout(), 8)
-    [(losses, _, _)] = run(1, whole, config=config)
-    [(still, _, _)] = run(1, whole, config=replace(config, lr=1e-9))
-    assert not close(losses[1:], still[1:], 1e-4), "the weights move"
+    [(losses, _, _)] = run(1, whole, config=config, steps=EXACT_STEPS)
+    [(still, _, _)] = run(1, whole, config=replace(config, lr=1e-9), steps=3)
+    assert not close(losses[1:3], still[1:], 1e-4), "the weights move"
     for world_size, some in DEEP_LAYOUTS.items():
         naive = [Case(model, one, 8, policy="naive", early_relay=False) for one in some]
         cached = [Case(model, one, 8) for one in some]
-        for case, (found, _, _) in zip(naive, run(world_size, *naive, config=config), strict=True):
-            assert (found == losses) or (tied and close(found, losses, 1e-6)), case.layout
-        for case, (found, _, _) in zip(
-            cached, run(world_size, *cached, config=config), strict=True
-        ):
+        results = run(world_size, *naive, *cached, config=config, steps=EXACT_STEPS)
+        for case, (found, _, _) in zip(naive + cached, results, strict=True):
+            if case.policy == "naive" and not tied:
+                assert found == losses, case.layout
             assert close(found, losses, 1e-6), case.layout
 
 
@@ -120,8 +128,9 @@ def test_zero_1_trains_like_stage_0_and_shares_the_state(dtype):
     precision = "bf16" if dtype == torch.bfloat16 else "fp32"
     case = Case(MODEL, ParallelLayout(1, 2, 2, 2))
     config = replace(OPTIMIZER, precision=precision)
-    [(sharded, sharded_norms, fraction)] = run(4, case, config=config, dtype=dtype)
-    [(whole, norms, everything)] = run(4, case, config=replace(config, zero_stage=0), dtype=dtype)
+    jobs = [(case, replace(config, zero_stage=stage), dtype, STEPS) for stage in (1, 0)]
+    results = run_ranks(train_all, 4, jobs)[0]
+    (sharded, sharded_norms, fraction), (whole, norms, everything) = results
     assert close(sharded, whole, 1e-6)
     assert close(sharded_norms, norms, 1e-5)
     assert everything == 1.0

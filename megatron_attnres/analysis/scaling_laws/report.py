@@ -120,7 +120,7 @@ def _lists(study: Study, cautions: Sequence[str]) -> Iterator[tuple[str, list[st
     found = (
         ("best learning rates", choices),
         ("left out, not the best learning rate", list(measurements.worse)),
-        ("left out by --exclude", list(measurements.excluded)),
+        ("left out", list(measurements.excluded)),
         ("warnings", list(cautions)),
     )
     yield from ((title, lines) for title, lines in found if lines)

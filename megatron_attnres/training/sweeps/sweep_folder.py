@@ -14,7 +14,7 @@ SWEEP/RUN/log.txt             what it printed; all starts append
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -86,14 +86,18 @@ class SweepFolder:
         """What a run printed."""
         return self.path / name / "log.txt"
 
-    def write_plan(self, runs: Sequence[PlannedRun]) -> None:
+    def write_plan(self, runs: Sequence[PlannedRun], dropped: Collection[str] = ()) -> None:
         """Write the plan, whole or not at all.
+
+        Args:
+            runs: all that were ever planned here.
+            dropped: names of those that the newest grid does not have.
 
         Raises:
             InputError: it cannot be written.
         """
-        text = json.dumps({"runs": [asdict(run) for run in runs]}, indent=1)
-        self.write(self.plan, text)
+        content = {"runs": [asdict(run) for run in runs], "dropped": list(dropped)}
+        self.write(self.plan, json.dumps(content, indent=1))
 
     def write(self, path: Path, text: str) -> None:
         """Write a file of the sweep beside its place and rename it, with its folder if need be.
@@ -115,12 +119,24 @@ class SweepFolder:
         Raises:
             InputError: there is none, or it is no plan.
         """
+        return self._read_plan()[0]
+
+    def read_dropped(self) -> frozenset[str]:
+        """Names of the plan's runs that the newest grid does not have.
+
+        Raises:
+            InputError: as ``read_plan``.
+        """
+        return self._read_plan()[1]
+
+    def _read_plan(self) -> tuple[list[PlannedRun], frozenset[str]]:
         try:
             if self.plan.exists() and not self.plan.is_file():
                 raise ValueError("it is no file")
             content = json.loads(self.plan.read_text(encoding="utf-8"))
             runs = [PlannedRun(**run) for run in content["runs"]]
             _check_plan(runs)
+            dropped = frozenset(content.get("dropped", ()))
         except OSError as error:
             raise InputError(
                 f"{self.plan}: {error.strerror}; give a folder that launch_sweep.py run wrote to"
@@ -130,7 +146,7 @@ class SweepFolder:
                 f"{self.plan}: not a sweep's plan ({error}); let launch_sweep.py run write it "
                 "again, or give another folder"
             ) from None
-        return runs
+        return runs, dropped
 
 
 def _check_plan(runs: Sequence[PlannedRun]) -> None:

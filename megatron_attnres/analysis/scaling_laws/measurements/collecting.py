@@ -13,6 +13,8 @@ from megatron_attnres.analysis.scaling_laws.measurements.exclusion import split_
 from megatron_attnres.analysis.scaling_laws.measurements.learning_rates import TriedPoint
 from megatron_attnres.analysis.scaling_laws.measurements.points import Point
 from megatron_attnres.errors import InputError
+from megatron_attnres.training.sweeps.launching.standing import Standing, with_dropped
+from megatron_attnres.training.sweeps.launching.standing_reading import read_standings
 from megatron_attnres.training.sweeps.planned_run import PlannedRun
 from megatron_attnres.training.sweeps.sweep_folder import SweepFolder
 from megatron_attnres.training.watching.run_contents import number_in, parsed_iterations
@@ -32,10 +34,11 @@ class LossKind(StrEnum):
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A run of a plan and its folder."""
+    """A run of a plan, its folder and how it stands."""
 
     path: Path
     plan: PlannedRun
+    standing: Standing
 
     @property
     def name(self) -> str:
@@ -49,7 +52,8 @@ class Collected:
 
     Attributes:
         tried: points with their learning rates.
-        excluded: names of runs that were left out.
+        excluded: names of runs that were left out: by the user, or unfinished ones that the grid of
+            their sweep no longer has.
     """
 
     tried: tuple[TriedPoint, ...]
@@ -65,21 +69,28 @@ def collect(folders: Sequence[Path], kind: LossKind, exclude: Sequence[str]) -> 
     """
     runs = [run for folder in folders for run in _runs_of(folder)]
     kept, excluded = split_excluded(runs, lambda run: (run.plan.name, run.name), exclude)
+    dropped = [run for run in kept if run.standing.word == "dropped"]
+    kept = [run for run in kept if run.standing.word != "dropped"]
     _check_twice(kept)
     check_comparable([run.name for run in kept], [run.plan for run in kept])
-    ends = [_last_line(run) for run in kept]
+    ends = [_end_of(run) for run in kept]
     _check_finished(kept, ends)
     tried = [_tried(run, end, kind) for run, end in zip(kept, ends, strict=True) if end]
-    return Collected(tuple(tried), tuple(run.name for run in excluded))
+    left_out = [run.name for run in excluded]
+    left_out += [f"{run.name} (not finished, and no longer in its grid)" for run in dropped]
+    return Collected(tuple(tried), tuple(left_out))
 
 
 @dataclass(frozen=True)
 class _End:
-    """Of a run's metrics: the last iteration seen, its line, and the highest learning rate."""
+    """Of a run's metrics: the last iteration seen and its line, the highest learning rate, and the
+    loss of the first update, before the model has learned anything; None if it is not there.
+    """
 
     iteration: int
     line: Mapping[str, Any]
     highest: float
+    first_loss: float | None
 
 
 def _runs_of(folder: Path) -> Iterator[SweepRun]:
@@ -87,8 +98,10 @@ def _runs_of(folder: Path) -> Iterator[SweepRun]:
     plans = sweep.read_plan()
     if not plans:
         raise InputError(f"{sweep.plan}: plans no runs; give a sweep with runs")
-    for plan in plans:
-        yield SweepRun(sweep.run(plan.name).path, plan)
+    # Without a look into Slurm's queue: what counts here is what has ended.
+    standings = with_dropped(read_standings(sweep, plans, {}), sweep.read_dropped())
+    for plan, standing in zip(plans, standings, strict=True):
+        yield SweepRun(sweep.run(plan.name).path, plan, standing)
 
 
 def _check_twice(runs: Sequence[SweepRun]) -> None:
@@ -105,39 +118,42 @@ def _check_twice(runs: Sequence[SweepRun]) -> None:
         )
 
 
-def _last_line(run: SweepRun) -> _End | None:
+def _end_of(run: SweepRun) -> _End | None:
     metrics = SweepFolder(run.path.parent).run(run.plan.name).metrics
     line: Mapping[str, Any] = {}
-    highest = 0.0
+    highest, first_loss = 0.0, None
     try:
         if not is_there(metrics):
             return None
         with metrics.open("rb") as file:
             for line in parsed_iterations(file):
                 highest = max(highest, number_in(line, "learning_rate") or 0.0)
+                if first_loss is None and line["iteration"] == 1:
+                    first_loss = number_in(line, "lm_loss")
     except OSError as error:
         raise InputError(f"{metrics}: {error.strerror}; give a readable sweep") from None
-    return _End(line["iteration"], line, highest) if line else None
+    return _End(line["iteration"], line, highest, first_loss) if line else None
 
 
 def _check_finished(runs: Sequence[SweepRun], ends: Sequence[_End | None]) -> None:
     missing = [
         f"{run.name} ({_progress(run, end)})"
         for run, end in zip(runs, ends, strict=True)
-        if end is None or end.iteration < run.plan.train_iters
+        if end is None or end.iteration < run.plan.train_iters or run.standing.word == "failed"
     ]
     if missing:
         more = f" and {len(missing) - NAMED_RUNS} more" if len(missing) > NAMED_RUNS else ""
         raise InputError(
             f"{', '.join(missing[:NAMED_RUNS])}{more}: not finished; finish them with "
-            "launch_sweep.py run, or leave them out with --exclude"
+            "launch_sweep.py run, failed ones with --retry-failed, or leave them out with --exclude"
         )
 
 
 def _progress(run: SweepRun, end: _End | None) -> str:
     if end is None:
         return "not started"
-    return f"iteration {end.iteration} of {run.plan.train_iters}"
+    so_far = f"iteration {end.iteration} of {run.plan.train_iters}"
+    return f"{so_far}, failed: {run.standing.error}" if run.standing.word == "failed" else so_far
 
 
 def _tried(run: SweepRun, end: _End, kind: LossKind) -> TriedPoint:
@@ -156,6 +172,12 @@ def _tried(run: SweepRun, end: _End, kind: LossKind) -> TriedPoint:
         raise InputError(
             f"{run.name}: its validation loss is {end.line['validation_loss']}; it diverged: train "
             "it again with a lower learning rate, or leave it out with --exclude"
+        )
+    if end.first_loss is not None and loss >= end.first_loss:
+        raise InputError(
+            f"{run.name}: its validation loss {loss:.4g} is not below {end.first_loss:.4g}, its "
+            "loss before it had learned anything; it diverged: train it again with a lower "
+            "learning rate, or leave it out with --exclude"
         )
     if kind is LossKind.DECAYED:
         _check_decayed(run, end)

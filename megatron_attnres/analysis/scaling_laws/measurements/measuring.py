@@ -20,7 +20,9 @@ def measured_in_csv(paths: Sequence[Path], exclude: Sequence[str]) -> Measuremen
         InputError: a file that cannot be used, a pattern that matches nothing.
     """
     points = [point for path in paths for point in read_csv(path)]
-    kept, excluded = split_excluded(points, lambda point: (point.run,), exclude)
+    kept, excluded = split_excluded(
+        points, lambda point: (point.run, f"{point.size}-{point.curve}", point.curve), exclude
+    )
     return Measurements(tuple(kept), tuple(point.run for point in excluded))
 
 

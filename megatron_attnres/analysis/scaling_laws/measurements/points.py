@@ -1,16 +1,17 @@
 """What a scaling law is fitted to: losses of trained runs, a size's seeds together. No torch."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from megatron_attnres.errors import InputError
 from megatron_attnres.training.sweeps.planning.budgets import FLOPS_PER_PFLOPS_DAY
 
 # Compute of one study beyond this factor is a mix of units, which lie 8.6e19 apart.
 WIDEST_SPAN = 1e9
+# Budgets of one study lie further apart.
+SAME_COMPUTE = 1.001
 # Below it a curve has no slope to speak of: the sizes of a study at fixed compute.
 NARROWEST_SPAN = 1.2
 # What losses in nats per token can be; beyond, powers of them leave a float's range.
@@ -129,16 +130,18 @@ def _check_figures(point: Point) -> None:
 
 
 def _check_duplicates(points: Sequence[Point]) -> None:
-    keys = [(one.curve, one.size, one.flops, one.seed) for one in points]
-    twice = next((key for key, count in Counter(keys).items() if count > 1), None)
-    if twice is None:
-        return
-    runs = [one.run for one, key in zip(points, keys, strict=True) if key == twice]
-    seed = "no seed" if twice[3] is None else f"seed {twice[3]}"
-    raise InputError(
-        f"{runs[0]} and {runs[1]}: both are curve {twice[0]}, size {twice[1]}, {seed}, "
-        f"{twice[2]:g} FLOPs; give each seed a number, or leave one out with --exclude"
-    )
+    def key(point: Point) -> tuple[str, str, bool, int]:
+        return point.curve, point.size, point.seed is None, point.seed or 0
+
+    for first, second in pairwise(sorted(points, key=lambda point: (*key(point), point.flops))):
+        # Nearly the same compute is the same, rounded in one of two files.
+        if key(first) == key(second) and second.flops <= SAME_COMPUTE * first.flops:
+            seed = "no seed" if first.seed is None else f"seed {first.seed}"
+            raise InputError(
+                f"{first.run} and {second.run}: both are curve {first.curve}, size {first.size}, "
+                f"{seed}, {first.flops:g} FLOPs; give each seed a number, or leave one out with "
+                "--exclude"
+            )
 
 
 def _check_span(points: Sequence[Point]) -> None:

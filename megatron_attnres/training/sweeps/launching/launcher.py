@@ -83,8 +83,9 @@ def launch_sweep(
         if options.sbatch_options is None:
             _check_not_queued(queue)
         check_runs(folder, [one.run for one in standings if one.run.name in to_start])
-        folder.write_plan(runs)
-        _say_beginning(view, standings, [run.name for run in runs if run.name not in in_grid])
+        dropped = [run.name for run in runs if run.name not in in_grid]
+        folder.write_plan(runs, dropped)
+        _say_beginning(view, standings, dropped)
         if options.sbatch_options is not None:
             return _submit(folder, runs, standings, to_start, options, view)
         sweep = LocalSweep(folder, standings, options.jobs, options.threads, view)
@@ -118,13 +119,13 @@ def _check_not_queued(queue: Mapping[str, str]) -> None:
 
 
 def _say_beginning(
-    view: ProgressView, standings: Sequence[Standing], left_the_grid: Sequence[str]
+    view: ProgressView, standings: Sequence[Standing], dropped: Sequence[str]
 ) -> None:
     view.say(totals_line(standings))
     for line in trouble_lines(standings):
         view.say(line)
-    if left_the_grid:
-        names = ", ".join(left_the_grid)
+    if dropped:
+        names = ", ".join(dropped)
         view.say(f"no longer in the grid, kept as they are and not started: {names}")
 
 

@@ -76,9 +76,10 @@ def after_iteration(standing: Standing) -> str:
 
 
 def share_done(standings: Sequence[Standing]) -> float:
-    """Of all runs' FLOPs, from 0 to 1."""
-    whole = sum(one.run.flops for one in standings)
-    return sum(one.flops_done for one in standings) / whole if whole else 0.0
+    """Of all runs' FLOPs, those that were dropped excluded, from 0 to 1."""
+    wanted = [one for one in standings if one.word != "dropped"]
+    whole = sum(one.run.flops for one in wanted)
+    return sum(one.flops_done for one in wanted) / whole if whole else 0.0
 
 
 def _is_time(seconds: float | None) -> bool:
@@ -95,7 +96,9 @@ def remaining_seconds(standings: Sequence[Standing]) -> float | None:
         for one in standings
         if one.word == "running" and _is_time(one.state.step_seconds)
     )
-    left = sum(one.run.flops - one.flops_done for one in standings if one.word != "failed")
+    left = sum(
+        one.run.flops - one.flops_done for one in standings if one.word not in ("failed", "dropped")
+    )
     return left / speed if speed else None
 
 

@@ -9,6 +9,7 @@ import getpass
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -36,8 +37,11 @@ def check_place(folder: SweepFolder) -> None:
     """Refuse what a batch job could not find.
 
     Raises:
-        InputError: the folder's path has blanks, or this is not where batch jobs start.
+        InputError: there is no Slurm here, the folder's path has blanks, or this is not where batch
+            jobs start.
     """
+    if shutil.which("sbatch") is None:
+        raise InputError("--slurm: there is no sbatch here; leave it out")
     path = str(folder.path.resolve())
     if len(path.split()) != 1:
         raise InputError(f"--runs-dir {path}: has blanks, at which --slurm's lines are split")
@@ -58,6 +62,11 @@ def queue_states(folder: SweepFolder, runs: Sequence[PlannedRun]) -> dict[str, s
     Raises:
         InputError: squeue cannot be run, or fails.
     """
+    if shutil.which("squeue") is None:
+        raise InputError(
+            f"{folder.lines}: runs of this sweep went to Slurm, and there is no squeue here to ask "
+            "for them; go on where there is one, or remove the file if none is left in the queue"
+        )
     user = f"--user={getpass.getuser()}"
     text = _output(["squeue", "--noheader", "--array", user, "--format=%j %K %T"])
     return states_of(text, job_name(folder), [run.name for run in runs])
@@ -106,6 +115,7 @@ def submit(
     indices = sorted(names.index(name) for name in to_start)
     for index in indices:
         write_flags(place, runs[index])
+    is_first = not place.lines.exists()
     place.write(place.lines, "".join(_line(place, run) for run in runs))
     array = f"{','.join(map(str, indices))}%{jobs}"
     ours = [f"--array={array}", f"--job-name={job_name(place)}"]
@@ -115,7 +125,12 @@ def submit(
     environment |= {"REPOSITORY": str(REPOSITORY), "RUNS_DIR": str(place.path)}
     # Before: a job may run before sbatch has answered.
     begin = time.time()
-    job = _output(command, environment).strip().split(";")[0]
+    try:
+        job = _output(command, environment).strip().split(";")[0]
+    except InputError:
+        if is_first:  # Slurm never heard of this sweep, and need not be asked about it.
+            place.lines.unlink(missing_ok=True)
+        raise
     _write_starts(place, [(index, names[index]) for index in indices], job, begin)
     return job
 

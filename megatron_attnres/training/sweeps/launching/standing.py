@@ -2,12 +2,13 @@
 
 A run has ``failed`` where it gave a reason itself, which another start would meet again: bad input,
 too many skipped updates, an exception, a crash. It was ``interrupted`` where something else ended
-it: a signal that stopped or killed it, a machine that is gone. Then another start goes on.
+it: a signal that stopped or killed it, a machine that is gone. Then another start goes on. It was
+``dropped`` where the grid no longer has it.
 """
 
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from megatron_attnres.errors import EXIT_STATUS_BAD_INPUT
@@ -16,7 +17,7 @@ from megatron_attnres.training.sweeps.planned_run import PlannedRun
 from megatron_attnres.training.watching.run_contents import RunContents
 from megatron_attnres.training.watching.run_state import ENDED, RunState, state_of
 
-StandingWord = Literal["finished", "running", "waiting", "interrupted", "failed"]
+StandingWord = Literal["finished", "running", "waiting", "interrupted", "failed", "dropped"]
 STANDING_WORDS: tuple[StandingWord, ...] = get_args(StandingWord)
 
 # Sent by the system for what the process itself did.
@@ -95,7 +96,8 @@ def standing_of(run: PlannedRun, evidence: Evidence, now: float) -> Standing:
     launch = evidence.launches[-1] if evidence.launches else None
     if _runs(evidence, launch, state):
         return Standing(run, "running", state, launch=launch)
-    if is_complete(run, state):
+    # A run that gave up at its last iteration has done all of them.
+    if is_complete(run, state) and state.state != "gave up":
         return Standing(run, "finished", state, launch=launch)
     if evidence.queue_state is not None or (launch is None and state.state == "not started"):
         return Standing(run, "waiting", state, launch=launch)
@@ -105,6 +107,21 @@ def standing_of(run: PlannedRun, evidence: Evidence, now: float) -> Standing:
     lost_its_end = (state.checkpoint_iteration or 0) >= run.train_iters
     ended_by = _ended_by(launch, state)
     return Standing(run, "interrupted", state, None, ended_by, lost_its_end, launch)
+
+
+def with_dropped(standings: Sequence[Standing], dropped: Collection[str]) -> list[Standing]:
+    """The same, where runs that the grid no longer has, and that did not finish, say so. Pure.
+
+    Args:
+        standings: of a sweep.
+        dropped: names of the runs that the newest grid does not have.
+    """
+    return [
+        replace(one, word="dropped")
+        if one.run.name in dropped and one.word in ("waiting", "interrupted", "failed")
+        else one
+        for one in standings
+    ]
 
 
 def is_complete(run: PlannedRun, state: RunState) -> bool:

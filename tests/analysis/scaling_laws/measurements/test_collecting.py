@@ -1,5 +1,6 @@
 """Losses from sweeps: every run is a point, excluded by name, or an error."""
 
+import json
 import math
 import os
 from dataclasses import replace
@@ -10,6 +11,7 @@ from megatron_attnres.analysis.scaling_laws.measurements.collecting import LossK
 from megatron_attnres.analysis.scaling_laws.measurements.measuring import measured_in_sweeps
 from megatron_attnres.errors import InputError
 from megatron_attnres.training.sweeps.sweep_folder import SweepFolder
+from megatron_attnres.training.watching.events import EventLog
 from tests.analysis.scaling_laws.synthetic import FLAGS, plan, write_metrics, write_sweep
 
 TWO = (plan("s0"), plan("s1"))
@@ -80,6 +82,42 @@ def test_a_run_without_a_loss_that_counts_is_named(tmp_path, loss, changes, mess
     write_metrics(folder, TWO[1], loss, **changes)
     with pytest.raises(InputError, match=f"{TWO[1].name}: {message}"):
         collected(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "is_refused"), [(7.6, False), (4.6, False), (4.5, True), (3.0, True)]
+)
+def test_a_loss_as_at_the_start_has_diverged(tmp_path, first, is_refused):
+    folder = write_sweep(tmp_path, TWO, (5.0, 4.5))
+    metrics = folder.run(TWO[1].name).metrics
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text(
+        json.dumps(json.loads(lines[0]) | {"lm_loss": first}) + "\n" + "".join(lines[1:])
+    )
+    if is_refused:
+        with pytest.raises(InputError, match=r"s1-.* its validation loss 4.5 is not below"):
+            collected(tmp_path)
+    else:
+        assert len(collected(tmp_path).tried) == 2
+
+
+def test_a_run_that_gave_up_at_its_end_is_not_finished(tmp_path):
+    folder = write_sweep(tmp_path, TWO, (5.0, 4.5))
+    EventLog(folder.run(TWO[1].name).events).add("gave up", 30, "11 updates skipped")
+    with pytest.raises(
+        InputError, match=r"s1-.* \(iteration 30 of 30, failed: 11 updates skipped\)"
+    ):
+        collected(tmp_path)
+
+
+def test_an_unfinished_run_that_left_the_grid_is_left_out_and_told(tmp_path):
+    folder = write_sweep(tmp_path, TWO, (5.0, 4.5))
+    folder.write_plan([*TWO, plan("s2")], [plan("s2").name, TWO[0].name])
+    found = collected(tmp_path)
+    assert [one.point.size for one in found.tried] == ["s0", "s1"]
+    assert found.excluded == (
+        f"{tmp_path}/s2-baseline-lr0.01-seed1 (not finished, and no longer in its grid)",
+    )
 
 
 def test_a_final_loss_need_not_be_decayed(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from megatron_attnres.analysis.scaling_laws.measurements.points import curves_of
 from megatron_attnres.errors import InputError
+from megatron_attnres.training.sweeps.planning.budgets import FLOPS_PER_PFLOPS_DAY
 from tests.analysis.scaling_laws.synthetic import PAPER, points_of
 
 LAW = PAPER["baseline"]
@@ -50,6 +51,10 @@ def changed(index, **changes):
         (changed(1, loss=1e-30), "baseline-s1-seed1: its loss is 1e-30, which is none in nats"),
         (changed(1, flops=0.0), "baseline-s1-seed1: its compute is 0"),
         (points_of("baseline", LAW) * 2, "baseline-s0-seed1 and baseline-s0-seed1: both are"),
+        (
+            [*points_of("baseline", LAW), *changed(0, flops=0.70049 * FLOPS_PER_PFLOPS_DAY)],
+            "baseline-s0-seed1 and baseline-s0-seed1: both are",
+        ),
         (points_of("baseline", LAW, (2.0,)), "single size s0"),
         (points_of("baseline", LAW, (2.0, 2.0)), "all sizes of curve baseline have about"),
         (points_of("baseline", LAW, (2.0, 2.01, 2.02)), "too near each other for a slope"),

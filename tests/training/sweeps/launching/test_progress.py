@@ -63,6 +63,12 @@ def test_totals_count_flops_and_not_runs():
     assert remaining_seconds(ALL) == pytest.approx(2.1e9 / 2e8)
 
 
+def test_what_was_dropped_is_no_work():
+    dropped = standing("f", "dropped", 1, flops=10**12)
+    assert remaining_seconds([*ALL, dropped]) == remaining_seconds(ALL)
+    assert "1 dropped; 50.0% of FLOPs done" in totals_line([*ALL, dropped])
+
+
 def test_nothing_that_runs_is_no_speed():
     assert remaining_seconds(ALL[:1]) is None
     assert totals_line(ALL[:1]) == "1 run: 1 finished; 100.0% of FLOPs done"

@@ -11,6 +11,7 @@ from megatron_attnres.training.sweeps.launching.slurm import (
     queue_states,
     sbatch_options,
     states_of,
+    submit,
 )
 from megatron_attnres.training.sweeps.sweep_folder import SweepFolder
 from tests.training.command import ROOT
@@ -45,6 +46,8 @@ def test_an_open_quote_is_refused():
 
 
 def test_a_batch_job_finds_its_files_or_is_not_submitted(tmp_path, monkeypatch):
+    (tmp_path / "sbatch").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(ROOT)
     check_place(SweepFolder(Path("runs/sweep")))
     with pytest.raises(InputError, match="has blanks"):
@@ -56,5 +59,23 @@ def test_a_batch_job_finds_its_files_or_is_not_submitted(tmp_path, monkeypatch):
 
 def test_without_slurm_one_line_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="--slurm: there is no squeue here; leave it out"):
+    with pytest.raises(InputError, match="--slurm: there is no sbatch here; leave it out"):
+        check_place(SweepFolder(tmp_path))
+    with pytest.raises(
+        InputError, match=r"lines.txt: runs of this sweep went to Slurm, and there is"
+    ):
         queue_states(SweepFolder(tmp_path), [planned("a")])
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_slurm_is_not_asked_about_a_sweep_that_it_refused(tmp_path, monkeypatch, is_known):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho invalid partition >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = SweepFolder(tmp_path / "sweep")
+    if is_known:
+        folder.write(folder.lines, "")
+    with pytest.raises(InputError, match="--slurm: sbatch: invalid partition"):
+        submit(folder, [planned("a")], ["a"], 1, [])
+    assert folder.lines.exists() == is_known

@@ -16,6 +16,7 @@ from megatron_attnres.training.sweeps.launching.standing import (
     Evidence,
     Standing,
     standing_of,
+    with_dropped,
 )
 from megatron_attnres.training.watching.run_contents import RunContents
 from megatron_attnres.training.watching.run_folder import RunFolder
@@ -136,6 +137,25 @@ def test_a_run_that_gave_up_has_failed():
     events = [event("start", BEGIN + 1), event("gave up", BEGIN + 9, message="11 skipped")]
     found = standing(contents(5, events), ended(3), last_words=["x"])
     assert (found.word, found.error) == ("failed", "11 skipped")
+
+
+@pytest.mark.parametrize("status", [3, None])
+def test_a_run_that_gave_up_at_its_last_iteration_has_failed(status):
+    events = [event("start", BEGIN + 1), event("gave up", BEGIN + 9, message="11 skipped")]
+    found = standing(contents(ITERATIONS, events, validation=LAST), ended(status), last_words=["x"])
+    assert (found.word, found.error) == ("failed", "11 skipped")
+
+
+def test_what_the_grid_no_longer_has_is_dropped_unless_it_finished():
+    finished = standing(contents(ITERATIONS, validation=LAST), ended(0))
+    assert with_dropped([finished], {"one"}) == [finished]
+    for left in (
+        standing(contents()),
+        standing(contents(5), ended(-9)),
+        standing(contents(), ended(2)),
+    ):
+        assert [one.word for one in with_dropped([left], {"one"})] == ["dropped"]
+        assert with_dropped([left], {"another"}) == [left]
 
 
 def test_an_exception_without_a_report_is_told_by_its_last_line():
