@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,13 +58,13 @@ class CommandParser(argparse.ArgumentParser):
     def _check_known(self, args: Sequence[str]) -> None:
         """Name a misspelt flag rather than what is missing for want of it."""
         known = [option for action in self._actions for option in action.option_strings]
-        for word in args:
+        for before, word in pairwise(["", *args]):
             if word == "--":
                 return
             name = word.partition("=")[0]
-            # A text with blanks is a value, whatever it begins with.
-            is_flag = name.startswith("--") and (" " not in word or name in known)
-            if is_flag and name not in known:
+            # A text with blanks behind a flag is its value, whatever it begins with.
+            is_value = " " in name or (" " in word and before in known)
+            if name.startswith("--") and not is_value and name not in known:
                 near = get_close_matches(name, known, n=1)
                 self.error(f"unrecognized arguments: {word}" + "".join(f", like {x}" for x in near))
 

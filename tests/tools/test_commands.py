@@ -76,6 +76,7 @@ def test_a_file_of_flags_holds_no_nul(tmp_path):
     [
         (["--promt", "x"], "unrecognized arguments: --promt, like --prompt; see --help"),
         (["--promt=x"], "unrecognized arguments: --promt=x, like --prompt; see --help"),
+        (["--promt=a b"], "unrecognized arguments: --promt=a b, like --prompt; see --help"),
         (["--zzz"], "unrecognized arguments: --zzz; see --help"),
         (["--seed", "1"], "the following arguments are required: --prompt; see --help"),
     ],
@@ -89,8 +90,10 @@ def test_a_misspelt_flag_is_named_before_one_that_is_missing(words, said):
     assert str(caught.value) == said
 
 
-@pytest.mark.parametrize("words", [["--prompt", "-- no flag"], ["--prompt=--no-flag"]])
-def test_a_value_may_look_like_a_flag(words):
+@pytest.mark.parametrize("value", ["-- no flag", "--no-flag", "--no=flag at all"])
+def test_a_value_may_look_like_a_flag(value):
     parser = CommandParser("")
     parser.add_argument("--prompt")
-    assert parser.parse_args(words).prompt in ("-- no flag", "--no-flag")
+    assert parser.parse_args([f"--prompt={value}"]).prompt == value
+    if " " in value:
+        assert parser.parse_args(["--prompt", value]).prompt == value

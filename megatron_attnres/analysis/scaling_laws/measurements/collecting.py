@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from megatron_attnres.analysis.scaling_laws.measurements.learning_rates import T
 from megatron_attnres.analysis.scaling_laws.measurements.points import Point
 from megatron_attnres.errors import InputError
 from megatron_attnres.training.sweeps.launching.standing import Standing, with_dropped
-from megatron_attnres.training.sweeps.launching.standing_reading import read_standings
+from megatron_attnres.training.sweeps.launching.standing_reading import read_standing
 from megatron_attnres.training.sweeps.planned_run import PlannedRun
 from megatron_attnres.training.sweeps.sweep_folder import SweepFolder
 from megatron_attnres.training.watching.run_contents import number_in, parsed_iterations
@@ -34,11 +35,27 @@ class LossKind(StrEnum):
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A run of a plan, its folder and how it stands."""
+    """A run of a plan and its folder.
+
+    Attributes:
+        path: of the folder.
+        plan: of the run.
+        left_grid: the newest grid of the sweep does not have it.
+    """
 
     path: Path
     plan: PlannedRun
-    standing: Standing
+    left_grid: bool
+
+    @cached_property
+    def standing(self) -> Standing:
+        """Without a look into Slurm's queue: what counts here is what has ended.
+
+        Raises:
+            InputError: the folder cannot be read.
+        """
+        found = read_standing(SweepFolder(self.path.parent), self.plan)
+        return with_dropped([found], [self.plan.name] if self.left_grid else [])[0]
 
     @property
     def name(self) -> str:
@@ -98,10 +115,9 @@ def _runs_of(folder: Path) -> Iterator[SweepRun]:
     plans = sweep.read_plan()
     if not plans:
         raise InputError(f"{sweep.plan}: plans no runs; give a sweep with runs")
-    # Without a look into Slurm's queue: what counts here is what has ended.
-    standings = with_dropped(read_standings(sweep, plans, {}), sweep.read_dropped())
-    for plan, standing in zip(plans, standings, strict=True):
-        yield SweepRun(sweep.run(plan.name).path, plan, standing)
+    dropped = sweep.read_dropped()
+    for plan in plans:
+        yield SweepRun(sweep.run(plan.name).path, plan, plan.name in dropped)
 
 
 def _check_twice(runs: Sequence[SweepRun]) -> None:

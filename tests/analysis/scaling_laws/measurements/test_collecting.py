@@ -39,6 +39,7 @@ def test_a_line_that_a_crash_cut_does_not_matter(tmp_path):
 
 def test_excluded_runs_are_not_looked_at_and_told(tmp_path):
     folder = write_sweep(tmp_path, TWO, (5.0, math.nan))
+    os.mkfifo(folder.run(TWO[1].name).events)
     found = collected(tmp_path, exclude=["s1-*"])
     assert [one.point.size for one in found.tried] == ["s0"]
     assert found.excluded == (str(folder.run(TWO[1].name).path),)
