@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_attnres.analysis.scaling_laws.measurements.csv_points import csv_text, read_csv
+from megatron_attnres.analysis.scaling_laws.measurements.measuring import measured_in_csv
 from megatron_attnres.errors import InputError
 from megatron_attnres.training.sweeps.planning.budgets import FLOPS_PER_PFLOPS_DAY
 from tests.analysis.scaling_laws.synthetic import PAPER, points_of
@@ -85,3 +86,15 @@ def test_a_file_that_is_not_there(tmp_path):
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="is no UTF-8 text"):
         read_csv(tmp_path / "bytes.csv")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left"), [("full", 2), ("*-full", 2), ("s0-full", 3), ("*line 2", 3), ("s0-*", 2)]
+)
+def test_lines_are_left_out_by_place_curve_or_size_and_curve(tmp_path, pattern, left):
+    path = tmp_path / "points.csv"
+    rows = [
+        f"{curve},s{size},{size + 1}e12,4.5" for curve in ("baseline", "full") for size in (0, 1)
+    ]
+    path.write_text("\n".join(["curve,size,flops,loss", *rows]))
+    assert len(measured_in_csv([path], [pattern]).points) == left

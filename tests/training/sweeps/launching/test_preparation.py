@@ -49,6 +49,12 @@ def test_a_known_run_that_is_planned_otherwise_is_refused(folder, changed, told)
     assert f"run a is planned there with {told} give another --runs-dir" in str(error.value)
 
 
+def test_another_budget_is_not_called_another_validation(folder):
+    longer = planned("a", flags={"eval-interval": 20, "train-iters": 20}, train_iters=20)
+    with pytest.raises(InputError, match="run a is planned there with train-iters 10, in the grid"):
+        extended_plan(folder, [A], [longer])
+
+
 def test_flags_become_a_file_that_a_run_reads(folder):
     flags = {"lr": 1e-05, "data-path": ("0.5", "a b"), "untie": False, "split": "98,2,0"}
     write_flags(folder, planned("a", flags=flags))
