@@ -239,14 +239,14 @@ def _status_parser() -> CommandParser:
 
 
 def _standings(folder: SweepFolder) -> list[Standing]:
-    runs = folder.read_plan()
+    runs, dropped = folder.read_plan_and_dropped()
     try:
         queue = read_queue(folder, runs)
     except InputError as error:
         # The runs' folders tell nearly as much.
         print(f"{error}; what waits in the queue is not known", file=sys.stderr)
         queue = {}
-    return with_dropped(read_standings(folder, runs, queue), folder.read_dropped())
+    return with_dropped(read_standings(folder, runs, queue), dropped)
 
 
 COMMANDS: Mapping[str, Callable[[Sequence[str]], None]] = {

@@ -119,17 +119,14 @@ class SweepFolder:
         Raises:
             InputError: there is none, or it is no plan.
         """
-        return self._read_plan()[0]
+        return self.read_plan_and_dropped()[0]
 
-    def read_dropped(self) -> frozenset[str]:
-        """Names of the plan's runs that the newest grid does not have.
+    def read_plan_and_dropped(self) -> tuple[list[PlannedRun], frozenset[str]]:
+        """Every run of the plan, and the names of those that the newest grid does not have.
 
         Raises:
             InputError: as ``read_plan``.
         """
-        return self._read_plan()[1]
-
-    def _read_plan(self) -> tuple[list[PlannedRun], frozenset[str]]:
         try:
             if self.plan.exists() and not self.plan.is_file():
                 raise ValueError("it is no file")

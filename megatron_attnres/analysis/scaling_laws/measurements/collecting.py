@@ -112,10 +112,9 @@ class _End:
 
 def _runs_of(folder: Path) -> Iterator[SweepRun]:
     sweep = SweepFolder(folder)
-    plans = sweep.read_plan()
+    plans, dropped = sweep.read_plan_and_dropped()
     if not plans:
         raise InputError(f"{sweep.plan}: plans no runs; give a sweep with runs")
-    dropped = sweep.read_dropped()
     for plan in plans:
         yield SweepRun(sweep.run(plan.name).path, plan, plan.name in dropped)
 

@@ -176,7 +176,7 @@ def _output(command: Sequence[str], environment: Mapping[str, str] | None = None
     """Of one of Slurm's commands.
 
     Raises:
-        InputError: there is no Slurm here, or it refuses.
+        InputError: Slurm does not answer, or refuses.
     """
     try:
         done = subprocess.run(
@@ -187,8 +187,6 @@ def _output(command: Sequence[str], environment: Mapping[str, str] | None = None
             text=True,
             timeout=TIMEOUT_SECONDS,
         )
-    except FileNotFoundError:
-        raise InputError(f"--slurm: there is no {command[0]} here; leave it out") from None
     except subprocess.TimeoutExpired:
         raise InputError(f"--slurm: {command[0]} does not answer; try again later") from None
     if done.returncode != 0:
